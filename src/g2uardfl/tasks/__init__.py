@@ -1,0 +1,33 @@
+"""The learning problems: each task is one file with its data, model and backdoor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from ..registry import Registry
+
+if TYPE_CHECKING:
+    from .base import Task
+
+_registry = Registry(
+    "task",
+    {
+        "digits": "g2uardfl.tasks.digits:Digits",
+    },
+)
+
+
+def names() -> list[str]:
+    """The built-in tasks."""
+    return _registry.names()
+
+
+def find(name: str) -> type[Task]:
+    """The task class behind a built-in name or `package.module:ClassName`."""
+    return cast("type[Task]", _registry.find(name))
+
+
+def create(name: str, *, data_dir: Path | str | None = None, model: str | None = None, **options: Any) -> Task:
+    """Make a task ready to load its data."""
+    return find(name)(data_dir=data_dir, model=model, **options)
