@@ -1,0 +1,62 @@
+"""g2uardfl keeps backdoors out of federated learning.
+
+>>> import g2uardfl
+>>> guard = g2uardfl.G2uardFL(profile="paper", seed=0)
+>>> result = guard.aggregate(global_weights, client_weights)  # doctest: +SKIP
+>>> result.verdicts["client-7"].reason  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from ._version import __version__
+
+if TYPE_CHECKING:
+    from . import aggregators, attacks, tasks
+    from .aggregation import AggregationResult, Aggregator, Verdict
+    from .defense.config import GuardConfig
+    from .defense.guard import G2uardFL
+    from .errors import ConfigError, DataError, G2uardFLError, StateError
+
+__all__ = [
+    "AggregationResult",
+    "Aggregator",
+    "ConfigError",
+    "DataError",
+    "G2uardFL",
+    "G2uardFLError",
+    "GuardConfig",
+    "StateError",
+    "Verdict",
+    "__version__",
+    "aggregators",
+    "attacks",
+    "tasks",
+]
+
+_HOMES = {
+    "AggregationResult": ".aggregation",
+    "Aggregator": ".aggregation",
+    "ConfigError": ".errors",
+    "DataError": ".errors",
+    "G2uardFL": ".defense.guard",
+    "G2uardFLError": ".errors",
+    "GuardConfig": ".defense.config",
+    "StateError": ".errors",
+    "Verdict": ".aggregation",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import public names when they are first used, so that the command line starts without torch."""
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name], __name__), name)
+    if name in ("aggregators", "attacks", "tasks"):
+        return importlib.import_module(f".{name}", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

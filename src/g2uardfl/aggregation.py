@@ -1,0 +1,254 @@
+"""What every server-side rule has in common: reading a round, refusing nonsense, saying what was decided.
+
+A rule subclasses `Aggregator` and writes `combine`, which sees one `Round` of usable updates and answers with an
+`Outcome`. Everything a hostile or broken client can send is dealt with here, once, before `combine` runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .numerics import Array
+from .state_files import SavedState
+from .weights import BadWeights, ModelLayout, Weights, largest_usable
+
+logger = logging.getLogger("g2uardfl")
+
+ClientId: TypeAlias = int | str
+Decision: TypeAlias = Literal["accepted", "held_out", "malicious", "invalid"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was decided about one client in one round, and why.
+
+    `decision` is "accepted", "held_out" (not used this time, nothing held against it), "malicious" (taken for an
+    attacker) or "invalid" (its message could not be used at all).
+    """
+
+    decision: Decision
+    reason: str
+    """One plain sentence."""
+    benign_score: float | None = None
+    """The client's standing after this round, for rules that keep one."""
+    cluster: int | None = None
+    """The cluster it was assigned to this round."""
+    distance: float | None = None
+    """How far it lies from its cluster's centre."""
+    weight: float | None = None
+    """The weight its update carries in the new model, for rules that weigh clients."""
+
+    @property
+    def refused(self) -> bool:
+        """Whether the client's update was kept out because of what it looked like."""
+        return self.decision in ("malicious", "held_out")
+
+
+@dataclass(frozen=True)
+class AggregationResult:
+    """The new global model, a verdict on every client that was named, and a sentence about the round."""
+
+    weights: dict[str, Any]
+    verdicts: dict[ClientId, Verdict]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Round:
+    """The usable updates of one round, as one matrix. Clients are in a canonical order, whatever order they came in."""
+
+    layout: ModelLayout
+    global_vector: Tensor
+    clients: tuple[ClientId, ...]
+    updates: Tensor
+    """(clients x parameters): each client's weights minus the global model's."""
+    num_examples: Array
+    """How many samples each client says it trained on; ones where nobody asked."""
+
+    @property
+    def norms(self) -> Array:
+        """The length of each update."""
+        return torch.linalg.vector_norm(self.updates, dim=1).cpu().numpy().astype(np.float64)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A rule's answer to a round."""
+
+    step: Tensor
+    """What to add to the flattened global model."""
+    shares: Array
+    """For each client its share (not negative) in the average of running statistics and counters."""
+    verdicts: dict[ClientId, Verdict]
+    note: str = ""
+
+
+class Aggregator(ABC):
+    """A rule that turns client models into the next global model."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    """One line for `g2uardfl list defenses`."""
+    uses_num_examples: ClassVar[bool] = False
+    """Whether the rule trusts the sample counts that clients report."""
+
+    def aggregate(
+        self,
+        global_weights: Weights,
+        client_weights: Mapping[ClientId, Weights],
+        num_examples: Mapping[ClientId, int] | None = None,
+    ) -> AggregationResult:
+        """Combine the clients' models into the next global model.
+
+        Parameters
+        ----------
+        global_weights
+            The model the clients started from: an ordered mapping name -> NumPy array or torch tensor.
+        client_weights
+            Client id (an int or a str) -> a mapping like `global_weights`. A client that sends anything else is
+            "invalid" in the verdicts and does not disturb the others.
+        num_examples
+            Client id -> number of training samples, for the rules that weigh by it.
+
+        Returns
+        -------
+        AggregationResult
+            `weights` in the names, kind, dtypes, shapes and device of `global_weights`, and `verdicts` by client.
+
+        Raises
+        ------
+        ValueError
+            For what the caller controls: no clients at all, an empty model, an id that is no int or str.
+        """
+        layout = ModelLayout.of(global_weights)
+        self.accept_layout(layout)
+        round_, buffers, invalid = _read_round(
+            layout, global_weights, client_weights, num_examples if self.uses_num_examples else None
+        )
+        if not round_.clients:
+            note = "No client sent a usable update: the global model was kept."
+            logger.warning(note)
+            kept = layout.rebuild(global_weights, round_.global_vector, {})
+            return AggregationResult(kept, _in_callers_order(client_weights, invalid), note)
+        outcome = self.combine(round_)
+        averaged = _average_buffers(buffers, outcome.shares)
+        weights = layout.rebuild(global_weights, round_.global_vector + outcome.step, averaged)
+        return AggregationResult(
+            weights, _in_callers_order(client_weights, {**outcome.verdicts, **invalid}), outcome.note
+        )
+
+    @abstractmethod
+    def combine(self, round_: Round) -> Outcome:
+        """Decide about one round of at least one usable update."""
+
+    def accept_layout(self, layout: ModelLayout) -> None:  # noqa: B027 - only a rule with memory has to look
+        """Called with the model's layout before a round is read; a rule with memory checks that it still fits."""
+
+    def state(self) -> SavedState:
+        """What the rule remembers between rounds; one without memory remembers nothing."""
+        return SavedState()
+
+    def restore(self, state: SavedState) -> None:  # noqa: B027 - a rule without memory has nothing to restore
+        """Go on from what `state` returned."""
+
+
+@dataclass
+class _Reading:
+    clients: list[ClientId] = field(default_factory=list)
+    buffers: list[dict[str, Tensor]] = field(default_factory=list)
+    examples: list[float] = field(default_factory=list)
+    invalid: dict[ClientId, Verdict] = field(default_factory=dict)
+
+
+def _read_round(
+    layout: ModelLayout,
+    global_weights: Weights,
+    client_weights: Mapping[ClientId, Weights],
+    num_examples: Mapping[ClientId, int] | None,
+) -> tuple[Round, list[dict[str, Tensor]], dict[ClientId, Verdict]]:
+    if not isinstance(client_weights, Mapping) or not client_weights:
+        raise ValueError("no clients: pass a mapping of at least one client id to its weights")
+    global_vector = layout.flatten(global_weights)
+    updates = torch.empty(
+        len(client_weights), layout.num_parameters, dtype=layout.dtype, device=global_vector.device
+    )
+    reading = _Reading()
+    for client in sorted(client_weights, key=_canonical):
+        row = updates[len(reading.clients)]
+        try:
+            examples = 1.0 if num_examples is None else _checked_examples(num_examples.get(client))
+            layout.check(client_weights[client])
+            layout.flatten(client_weights[client], out=row)
+            row -= global_vector
+            _check_finite(row)
+            reading.buffers.append(layout.buffer_values(client_weights[client]))
+        except BadWeights as error:
+            reading.invalid[client] = Verdict("invalid", f"The client {error}.")
+            continue
+        reading.clients.append(client)
+        reading.examples.append(examples)
+    round_ = Round(
+        layout,
+        global_vector,
+        tuple(reading.clients),
+        updates[: len(reading.clients)],
+        np.asarray(reading.examples, dtype=np.float64),
+    )
+    return round_, reading.buffers, reading.invalid
+
+
+def _check_finite(update: Tensor) -> None:
+    norm = float(torch.linalg.vector_norm(update))
+    if norm <= largest_usable(update.dtype):
+        return
+    if not bool(torch.isfinite(update).all()):
+        raise BadWeights("sent NaN, infinity or numbers too large for the model")
+    norm = float(torch.linalg.vector_norm(update.double()))
+    raise BadWeights(f"sent an update of norm {norm:.1e}, which is beyond all reason")
+
+
+def _checked_examples(value: object) -> float:
+    if value is None:
+        raise BadWeights("did not say how many samples it trained on")
+    try:
+        examples = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        examples = math.nan
+    if not 0 <= examples < 1e15:
+        raise BadWeights(f"says it trained on {value!r} samples")
+    return examples
+
+
+def _average_buffers(buffers: list[dict[str, Tensor]], shares: Array) -> dict[str, Tensor]:
+    total = float(shares.sum())
+    if not buffers or not buffers[0] or not total > 0:
+        return {}
+    weights = torch.from_numpy(shares / total)
+    return {
+        name: torch.tensordot(weights, torch.stack([values[name] for values in buffers]), dims=1)
+        for name in buffers[0]
+    }
+
+
+def _canonical(client: ClientId) -> tuple[bool, ClientId]:
+    """Sort key that depends on nothing but the id: numbers first, then names."""
+    if isinstance(client, str):
+        return True, client
+    if isinstance(client, int | np.integer):
+        return False, int(client)
+    raise ValueError(f"client id {client!r} is a {type(client).__name__}: use an int or a str")
+
+
+def _in_callers_order(
+    client_weights: Mapping[ClientId, Weights], verdicts: Mapping[ClientId, Verdict]
+) -> dict[ClientId, Verdict]:
+    return {client: verdicts[client] for client in client_weights}

@@ -1,0 +1,40 @@
+"""FedAvg (McMahan et al. 2017): the mean of the clients' models, weighted by their samples. No defence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..aggregation import Aggregator, Outcome, Round, Verdict
+from ..errors import ConfigError
+
+
+class FedAvg(Aggregator):
+    """G' = G + Σ n_i/n Δw_i, over whatever came.
+
+    >>> import numpy as np
+    >>> model = {"w": np.zeros(1)}
+    >>> FedAvg().aggregate(model, {"a": {"w": np.ones(1)}, "b": {"w": np.zeros(1)}}, {"a": 3, "b": 1}).weights["w"]
+    array([0.75])
+    """
+
+    name = "fedavg"
+    summary = "plain average weighted by samples: no defence"
+    uses_num_examples = True
+
+    def __init__(self, **params: Any) -> None:
+        if params:
+            raise ConfigError(f"fedavg takes no settings, but got {', '.join(sorted(params))}")
+
+    def combine(self, round_: Round) -> Outcome:
+        """Average the round, weighted by samples; equally where nobody has any."""
+        examples = round_.num_examples
+        shares = examples / examples.sum() if examples.sum() > 0 else np.full(len(examples), 1 / len(examples))
+        step = torch.from_numpy(shares).to(round_.updates) @ round_.updates
+        verdicts = {
+            client: Verdict("accepted", "FedAvg accepts every client whose message can be read.", weight=float(share))
+            for client, share in zip(round_.clients, shares, strict=True)
+        }
+        return Outcome(step, shares, verdicts)

@@ -1,0 +1,99 @@
+"""The guard's hyper-parameters: the paper's values as defaults, its symbols in the comments.
+
+Where the paper's text cannot be followed to the letter there is a switch, and "printed" always means the letter.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import ConfigError
+from ..settings import build, check, choice, number, switch
+from .elimination import DistanceWeighting
+from .graph import Momentum
+from .relations import EdgeScaling
+from .scoring import ScoreInit, ScoreUpdate
+
+
+@dataclass(frozen=True)
+class GuardConfig:
+    """Everything that can be set about the defence.
+
+    >>> GuardConfig(score_step=2.0)
+    Traceback (most recent call last):
+        ...
+    g2uardfl.errors.ConfigError: score_step=2.0 is not allowed: it must be a number above 0 and at most 1
+    """
+
+    seed: int = number(0, 0, 2**63 - 1)
+    """Decides newcomers' scores, the encoder's start and k-means; the same seed gives the same result."""
+
+    attribute_history: float = number(0.1, 0, 1)
+    """κ1: the weight of a client's remembered attributes."""
+    relation_history: float = number(0.1, 0, 1)
+    """κ2: the weight of a pair's remembered relation."""
+    momentum: Momentum = choice("history", "history", "printed")
+    """Whether κ1 and κ2 weigh the history, or the new values as the equation is printed."""
+    fade_absent: bool = switch(False)
+    """Whether history fades while a client is absent (as printed)."""
+    memory_limit: int = number(1_000_000, 1000, math.inf)
+    """How many pairs of clients the graph remembers, and a tenth as many clients."""
+
+    edge_scaling: EdgeScaling = choice("similarity", "similarity", "printed")
+    """tanh(max(E, 0)), or exp(-tanh(max(E, 0))) as printed."""
+
+    min_clusters: int = number(2, 1, 100)
+    """The fewest clusters Q to look for."""
+    min_cluster_size: int = number(2, 2, 1000)
+    """HDBSCAN's smallest cluster."""
+    latent_dim: int = number(32, 1, 4096)
+    """d3: the dimension of the latent representations Z."""
+    hidden_dim: int = number(64, 1, 4096)
+    """The width of the encoder's first layer (not given in the paper)."""
+    pretrain_epochs: int = number(30, 0, 10_000)
+    """E_p: steps of reconstruction alone (not given in the paper)."""
+    cluster_epochs: int = number(30, 0, 10_000)
+    """E_c: steps of reconstruction and clustering together (not given in the paper)."""
+    learning_rate: float = number(0.01, 0, 10, above=True)
+    """Adam's learning rate for the encoder and the centres (not given in the paper)."""
+    clustering_weight: float = number(0.1, 0, 1)
+    """λ: the weight of the clustering loss (the paper: positive and small)."""
+
+    cluster_size_weight: float = number(0.3, 0, math.inf)
+    """κ3: what a cluster's size is worth beside its members' record."""
+    score_percentile: float = number(25.0, 0, 100)
+    """α1: members of the benign cluster below this percentile of benign scores are held out."""
+    distance_percentile: float = number(75.0, 0, 100)
+    """α2: members of the benign cluster beyond this percentile of distances are held out."""
+    score_step: float = number(0.5, 0, 1, above=True)
+    """κ4: how fast benign scores move."""
+    score_update: ScoreUpdate = choice("printed", "printed", "signed")
+    """The printed, multiplicative rule, under which a score keeps its sign, or steps towards +1 and -1."""
+    score_init: ScoreInit = choice("variance", "variance", "deviation")
+    """Whether 10^-3 in N(0, 10^-3) is the variance or the standard deviation of newcomers' scores."""
+
+    distance_weighting: DistanceWeighting = choice("near", "near", "printed")
+    """Whether clients near the centre weigh more, or the far ones as printed."""
+    eliminate: bool = switch(True)
+    """Adaptive poison eliminating; off gives the paper's G²uardFL'."""
+    elimination_rate: float = number(0.01, 0, 1)
+    """γ: the strength of the elimination."""
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+PROFILES: dict[str, dict[str, Any]] = {
+    "paper": {},
+    "default": {},
+}
+"""What each profile sets on top of the paper's values. For now the default profile is the paper's."""
+
+
+def configure(profile: str, overrides: dict[str, Any]) -> GuardConfig:
+    """The settings of `profile` with `overrides` on top."""
+    if profile not in PROFILES:
+        raise ConfigError(f"profile={profile!r} is not allowed: choose one of {', '.join(map(repr, PROFILES))}")
+    return build(GuardConfig, {**PROFILES[profile], **overrides})

@@ -1,0 +1,280 @@
+"""G²uardFL: one round flows through the modules of the paper, top to bottom (Algorithm "G²uardFL")."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..aggregation import Aggregator, ClientId, Outcome, Round, Verdict
+from ..errors import StateError
+from ..numerics import Array, InnerProducts, inner_products
+from ..settings import build
+from ..state_files import SavedState, read_state, write_state
+from ..weights import ModelLayout
+from .attributes import attribute_names, client_attributes, normalised_attributes
+from .clipping import average_median_norm, clip_factors
+from .clustering import Clustering, cluster_count, cluster_graph
+from .config import GuardConfig, configure
+from .elimination import eliminating_coefficients, elimination_strength, group_coefficients
+from .graph import GraphMemory, history_share
+from .reasons import explain
+from .relations import adjacency
+from .scoring import ScoreBook, filter_clients, updated_scores
+
+_KIND = "guard"
+_FEWEST = 3
+"""Below this many usable clients there is nothing to compare."""
+
+
+class G2uardFL(Aggregator):
+    """The G²uardFL defence.
+
+    Parameters
+    ----------
+    profile
+        "paper" is each equation as printed where that can run (`GuardConfig` says where it cannot, and has the
+        switches); "default" is what protects best on measurement, for now the same.
+    seed
+        Decides everything random; the same seed and inputs give the same results.
+    **settings
+        Any field of `GuardConfig`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> model = {"fc.weight": np.zeros((2, 3), np.float32), "fc.bias": np.zeros(2, np.float32)}
+    >>> clients = {i: {name: array + i for name, array in model.items()} for i in range(4)}
+    >>> result = G2uardFL(seed=0).aggregate(model, clients)
+    >>> result.weights["fc.weight"].shape, sorted(result.verdicts)
+    ((2, 3), [0, 1, 2, 3])
+    """
+
+    name = "g2uardfl"
+    summary = "clusters clients as an attributed graph, keeps a benign score each, turns away from the malicious cluster"
+
+    def __init__(self, profile: str = "default", *, seed: int = 0, **settings: Any) -> None:
+        self._begin(configure(profile, {"seed": seed, **settings}))
+
+    def _begin(self, config: GuardConfig) -> None:
+        self.config = config
+        self.round = 0
+        """Rounds seen so far (r)."""
+        self.median_norm = 0.0
+        """The running mean of median update norms (n)."""
+        self.graph = GraphMemory(config.fade_absent, config.memory_limit)
+        self.scores = ScoreBook(config.seed, config.score_init, normalise=config.score_update == "printed")
+        self.stage_seconds: dict[str, float] = {}
+        """How long each stage of the last round took."""
+        self._signature: list[list[Any]] | None = None
+        self._last_global: Tensor | None = None
+        self._last_updates: Tensor | None = None
+        self._last_rows: dict[ClientId, int] = {}
+
+    def accept_layout(self, layout: ModelLayout) -> None:
+        """Refuse a model that is not the one the guard remembers."""
+        if self._signature is None:
+            self._signature = layout.signature()
+        elif self._signature != layout.signature():
+            raise ValueError("this guard has been watching a model with other parameters: make a new guard for this one")
+
+    def combine(self, round_: Round) -> Outcome:
+        """One round of the defence over the usable updates."""
+        self.round += 1
+        clock = _StageClock()
+        products = inner_products(round_.updates, round_.global_vector, [layer.columns for layer in round_.layout.layers])
+        norms = np.sqrt(np.maximum(np.diagonal(products.total().uu[0]), 0))
+        self.median_norm = average_median_norm(self.median_norm, norms, self.round)
+        clipping = clip_factors(norms, self.median_norm)
+        clock.lap("lengths and angles")
+        if len(round_.clients) < _FEWEST:
+            outcome = self._clipped_mean(round_, clipping)
+        else:
+            outcome = self._filtered(round_, products, clipping, clock)
+        self._remember(round_)
+        self.stage_seconds = clock.seconds
+        return outcome
+
+    def _filtered(self, round_: Round, products: InnerProducts, clipping: Array, clock: _StageClock) -> Outcome:
+        config, clients, layers = self.config, round_.clients, round_.layout.layers
+
+        raw = client_attributes(round_.updates, round_.global_vector, self._previous(round_), layers, products)
+        attributes = normalised_attributes(raw)
+        clock.lap("attributes")
+
+        graph_attributes, graph_edges = self.graph.smooth(
+            self.round,
+            clients,
+            attributes,
+            adjacency(products, config.edge_scaling),
+            history_share(config.attribute_history, config.momentum),
+            history_share(config.relation_history, config.momentum),
+        )
+        clock.lap("relations and graph memory")
+
+        clustering = self._cluster(graph_attributes, graph_edges)
+        clock.lap("graph clustering")
+
+        before = self.scores.read(clients, self.round)
+        filtering = filter_clients(
+            clustering,
+            before,
+            size_weight=config.cluster_size_weight,
+            score_percentile=config.score_percentile,
+            distance_percentile=config.distance_percentile,
+        )
+        scores = updated_scores(before, filtering, clustering.soft, config.score_step, config.score_update)
+        after = self.scores.write(clients, scores, self.round)
+
+        distances, update_products = clustering.distances, products.total().uu[0]
+        benign = group_coefficients(filtering.accepted, distances, clipping, config.distance_weighting)
+        malicious = group_coefficients(filtering.malicious, distances, clipping, config.distance_weighting)
+        strength = elimination_strength(scores, filtering.malicious, self.median_norm, config.elimination_rate)
+        coefficients = eliminating_coefficients(
+            benign, malicious, update_products, strength if config.eliminate else 0.0
+        )
+        verdicts = explain(
+            clients,
+            filtering,
+            clustering,
+            before=before,
+            after=after,
+            weights=coefficients,
+            attributes=attributes,
+            attribute_names=attribute_names(layers),
+            score_percentile=config.score_percentile,
+            distance_percentile=config.distance_percentile,
+        )
+        clock.lap("filtering and elimination")
+        outcome = Outcome(_weighted_sum(coefficients, round_.updates), benign, verdicts)
+        clock.lap("aggregation")
+        return outcome
+
+    def _cluster(self, attributes: Array, edges: Array) -> Clustering:
+        config = self.config
+        return cluster_graph(
+            attributes,
+            edges,
+            clusters=cluster_count(
+                attributes, min_clusters=config.min_clusters, min_cluster_size=config.min_cluster_size
+            ),
+            hidden_dim=config.hidden_dim,
+            latent_dim=config.latent_dim,
+            pretrain_epochs=config.pretrain_epochs,
+            cluster_epochs=config.cluster_epochs,
+            learning_rate=config.learning_rate,
+            clustering_weight=config.clustering_weight,
+            seed=int(np.random.SeedSequence([config.seed, self.round]).generate_state(1)[0]),
+        )
+
+    def _clipped_mean(self, round_: Round, clipping: Array) -> Outcome:
+        clients = round_.clients
+        coefficients = clipping / len(clients)
+        note = f"Only {len(clients)} usable client{'s' * (len(clients) > 1)}: nothing to compare with, clipped mean."
+        reason = f"Accepted unexamined: with {len(clients)} of at least {_FEWEST} clients there was nothing to compare with."
+        scores = self.scores.write(clients, self.scores.read(clients, self.round), self.round)
+        verdicts = {
+            client: Verdict("accepted", reason, benign_score=float(score), weight=float(weight))
+            for client, score, weight in zip(clients, scores, coefficients, strict=True)
+        }
+        return Outcome(_weighted_sum(coefficients, round_.updates), coefficients, verdicts, note)
+
+    def _previous(self, round_: Round) -> list[Tensor]:
+        """Each client's update of the round before, or the last global step where it was absent (0 in round 1)."""
+        g = round_.global_vector
+        if self._last_global is None or self._last_updates is None:
+            return [torch.zeros_like(g)] * len(round_.clients)
+        last, step = self._last_updates.to(g.device), g - self._last_global.to(g.device)
+        rows = self._last_rows
+        return [last[rows[client]] if client in rows else step for client in round_.clients]
+
+    def _remember(self, round_: Round) -> None:
+        self._last_global, self._last_updates = round_.global_vector, round_.updates
+        self._last_rows = {client: row for row, client in enumerate(round_.clients)}
+
+    def state(self) -> SavedState:
+        """The whole state: config, scores, graph, running norm and the last round's updates."""
+        rows, edges = self.graph.rows, self.graph.edges
+        values = {
+            "config": dataclasses.asdict(self.config),
+            "round": self.round,
+            "median_norm": self.median_norm,
+            "signature": self._signature,
+            "scores": [[client, score, last] for client, (score, last) in self.scores.scores.items()],
+            "rows": [[client, last] for client, (_, last) in rows.items()],
+            "edges": [[first, second, last] for (first, second), (_, last) in edges.items()],
+            "last_clients": list(self._last_rows),
+        }
+        arrays: dict[str, Any] = {"edge_strengths": np.array([strength for strength, _ in edges.values()])}
+        if rows:
+            arrays["row_attributes"] = np.stack([row for row, _ in rows.values()])
+        if self._last_global is not None and self._last_updates is not None:
+            arrays["last_global"] = self._last_global.cpu().numpy()
+            arrays["last_updates"] = self._last_updates.cpu().numpy()
+        return SavedState(_plain(values), arrays)
+
+    def restore(self, state: SavedState) -> None:
+        """Go on from a saved state, bit for bit; the saved settings replace this guard's."""
+        values, arrays = state.values, state.arrays
+        try:
+            self._begin(build(GuardConfig, values["config"]))
+            self.round, self.median_norm = int(values["round"]), float(values["median_norm"])
+            self._signature = values["signature"]
+            self.scores.scores = {client: (score, last) for client, score, last in values["scores"]}
+            strengths = arrays["edge_strengths"]
+            self.graph.edges = OrderedDict(
+                ((first, second), (float(strength), last))
+                for (first, second, last), strength in zip(values["edges"], strengths, strict=True)
+            )
+            if values["rows"]:
+                self.graph.rows = OrderedDict(
+                    (client, (row, last))
+                    for (client, last), row in zip(values["rows"], arrays["row_attributes"], strict=True)
+                )
+            if "last_global" in arrays:
+                self._last_global = torch.from_numpy(arrays["last_global"])
+                self._last_updates = torch.from_numpy(arrays["last_updates"])
+            self._last_rows = {client: row for row, client in enumerate(values["last_clients"])}
+        except (KeyError, TypeError, ValueError) as error:
+            raise StateError(f"this guard state is incomplete ({error}): restore it from a copy or start anew") from error
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the whole state to one file, atomically and without pickle."""
+        write_state(path, _KIND, self.state())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> G2uardFL:
+        """A guard that goes on where the saved one stopped."""
+        guard = cls()
+        guard.restore(read_state(path, _KIND))
+        return guard
+
+
+def _weighted_sum(coefficients: Array, updates: Tensor) -> Tensor:
+    """Σ_i c_i Δw_i over clients with a coefficient, in float32's own order so that absent ones change nothing."""
+    return torch.from_numpy(coefficients).to(updates) @ updates
+
+
+def _plain(value: Any) -> Any:
+    """NumPy integers as client ids become Python's, for JSON."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return int(value) if isinstance(value, np.integer) else value
+
+
+class _StageClock:
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, stage: str) -> None:
+        now = time.perf_counter()
+        self.seconds[stage], self._last = now - self._last, now

@@ -1,0 +1,89 @@
+"""Frozen settings that check themselves: unknown names and impossible values are refused in one sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from .errors import ConfigError
+
+Settings = TypeVar("Settings")
+
+
+def number(default: float, low: float, high: float, *, above: bool = False) -> Any:
+    """A number in [low, high], or in (low, high] with `above`."""
+    return dataclasses.field(default=default, metadata={"low": low, "high": high, "above": above})
+
+
+def choice(default: str, *options: str) -> Any:
+    """One of a few words."""
+    return dataclasses.field(default=default, metadata={"options": options})
+
+
+def switch(default: bool) -> Any:
+    """On or off."""
+    return dataclasses.field(default=default, metadata={"switch": True})
+
+
+def check(settings: object) -> None:
+    """Raise `ConfigError` naming the first field whose value is not allowed, the value and what is allowed."""
+    for item in dataclasses.fields(settings):  # type: ignore[arg-type]
+        problem = _problem(item, getattr(settings, item.name))
+        if problem:
+            raise ConfigError(f"{item.name}={getattr(settings, item.name)!r} is not allowed: {problem}")
+
+
+def build(kind: type[Settings], values: Mapping[str, Any]) -> Settings:
+    """Make settings from names and values; an unknown name is refused with the nearest known ones."""
+    known = [item.name for item in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    for name in values:
+        if name not in known:
+            import difflib
+
+            close = difflib.get_close_matches(name, known, 3)
+            hint = f"did you mean {' or '.join(close)}?" if close else f"known are {', '.join(known)}"
+            raise ConfigError(f"unknown setting {name!r}: {hint}")
+    return kind(**values)
+
+
+def parse(kind: type[Any], name: str, text: str) -> Any:
+    """Read the value of setting `name` from a command line's text, in the type of its default."""
+    for item in dataclasses.fields(kind):
+        if item.name == name:
+            default = item.default
+            if isinstance(default, bool):
+                words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+                return words.get(text.lower(), text)
+            try:
+                if isinstance(default, int):
+                    return int(text)
+                if isinstance(default, float):
+                    return float(text)
+            except ValueError:
+                return text
+            return text
+    return text
+
+
+def _problem(item: dataclasses.Field[Any], value: Any) -> str | None:
+    rules = item.metadata
+    if "options" in rules:
+        return None if value in rules["options"] else f"choose one of {', '.join(map(repr, rules['options']))}"
+    if "switch" in rules:
+        return None if isinstance(value, bool) else "it is a switch, True or False"
+    if "low" in rules:
+        low, high, above, whole = rules["low"], rules["high"], rules["above"], isinstance(item.default, int)
+        allowed = f"a {'whole ' if whole else ''}number {_range(low, high, above)}"
+        if isinstance(value, bool) or not isinstance(value, int | float) or (whole and value != int(value)):
+            return f"it must be {allowed}"
+        if math.isnan(value) or not low <= value <= high or (above and value == low):
+            return f"it must be {allowed}"
+    return None
+
+
+def _range(low: float, high: float, above: bool) -> str:
+    if math.isinf(high):
+        return f"above {low:g}" if above else f"of at least {low:g}"
+    return f"above {low:g} and at most {high:g}" if above else f"from {low:g} to {high:g}"

@@ -1,0 +1,72 @@
+"""Saved state: one file of named arrays and one JSON document, without pickle, written whole or not at all.
+
+The file is an uncompressed `.npz` archive. Its directory is at the end and every member carries a checksum, so a
+truncated or altered file is noticed; a `kind` inside tells our files from others.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import StateError
+
+_DOCUMENT = "state.json"
+
+
+@dataclass(frozen=True)
+class SavedState:
+    """What something with memory needs in order to go on: JSON values and arrays of numbers."""
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    arrays: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+
+
+def write_state(path: str | os.PathLike[str], kind: str, state: SavedState) -> None:
+    """Write `state` beside `path` and rename it into place, so that a crash leaves the old file or the new one."""
+    target = Path(path)
+    document = json.dumps({"kind": kind, "version": 1, "values": state.values})
+    try:
+        handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    except OSError as error:
+        raise StateError(f"cannot write {target}: {error.strerror}; choose a folder that exists and is writable") from error
+    try:
+        with os.fdopen(handle, "wb") as file:
+            members: dict[str, Any] = {_DOCUMENT: np.frombuffer(document.encode(), dtype=np.uint8), **state.arrays}
+            np.savez(file, **members)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except BaseException as error:
+        Path(temporary).unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise StateError(f"cannot write {target}: {error.strerror or error}") from error
+        raise
+
+
+def read_state(path: str | os.PathLike[str], kind: str) -> SavedState:
+    """Read what `write_state` wrote; anything else is one clear `StateError`."""
+    target = Path(path)
+    try:
+        with np.load(target, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+        document = json.loads(arrays.pop(_DOCUMENT).tobytes())
+    except FileNotFoundError as error:
+        raise StateError(f"{target} does not exist") from error
+    except (OSError, ValueError, KeyError, EOFError, AttributeError, zipfile.BadZipFile) as error:
+        raise StateError(f"{target} is not a {kind} file of g2uardfl, or it is damaged: restore it or start anew") from error
+    if not isinstance(document, dict) or document.get("kind") != kind or not isinstance(document.get("values"), dict):
+        found = document.get("kind") if isinstance(document, dict) else None
+        raise StateError(f"{target} holds {found or 'something else'}, not a {kind}")
+    if document.get("version") != 1:
+        raise StateError(f"{target} was written by another version of g2uardfl (format {document.get('version')})")
+    return SavedState(document["values"], arrays)

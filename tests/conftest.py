@@ -1,0 +1,19 @@
+"""Fixtures that several test files share."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """The folder with the real data sets. Skips where none was named; fails where the named one is not there."""
+    named = os.environ.get("G2UARDFL_DATA")
+    if not named:
+        pytest.skip("needs the real data sets: set G2UARDFL_DATA to the folder that holds them")
+    folder = Path(named)
+    assert (folder / "mnist").is_dir(), f"G2UARDFL_DATA={named} holds no data sets"
+    return folder
