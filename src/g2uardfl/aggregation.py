@@ -100,6 +100,8 @@ class Aggregator(ABC):
     """One line for `g2uardfl list defenses`."""
     uses_num_examples: ClassVar[bool] = False
     """Whether the rule trusts the sample counts that clients report."""
+    takes_seed: ClassVar[bool] = False
+    """Whether the rule draws random numbers and takes a `seed`."""
 
     def aggregate(
         self,

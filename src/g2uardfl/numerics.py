@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -151,3 +152,14 @@ def z_scores(values: Array, axis: int | None = 0) -> Array:
         varies = deviation > 1e-12
         result = np.where(varies, centred / np.where(varies, deviation, 1.0), 0.0)
     return np.where(np.isfinite(result), result, 0.0)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Keep small tensor work on the calling thread: sharing it costs more than it saves, above all on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

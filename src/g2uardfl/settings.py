@@ -48,25 +48,6 @@ def build(kind: type[Settings], values: Mapping[str, Any]) -> Settings:
     return kind(**values)
 
 
-def parse(kind: type[Any], name: str, text: str) -> Any:
-    """Read the value of setting `name` from a command line's text, in the type of its default."""
-    for item in dataclasses.fields(kind):
-        if item.name == name:
-            default = item.default
-            if isinstance(default, bool):
-                words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-                return words.get(text.lower(), text)
-            try:
-                if isinstance(default, int):
-                    return int(text)
-                if isinstance(default, float):
-                    return float(text)
-            except ValueError:
-                return text
-            return text
-    return text
-
-
 def _problem(item: dataclasses.Field[Any], value: Any) -> str | None:
     rules = item.metadata
     if "options" in rules:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..numerics import Array
+from ..numerics import Array, one_thread
 
 Labels = npt.NDArray[np.int64]
 
@@ -116,10 +116,35 @@ def cluster_graph(
 
     The same inputs and `seed` give the same clustering, bit for bit.
     """
+    with one_thread():
+        return _cluster(
+            attributes,
+            adjacency,
+            GraphAutoEncoder(attributes.shape[1], hidden_dim, latent_dim, seed),
+            clusters=clusters,
+            pretrain_epochs=pretrain_epochs,
+            cluster_epochs=cluster_epochs,
+            learning_rate=learning_rate,
+            clustering_weight=clustering_weight,
+            seed=seed,
+        )
+
+
+def _cluster(
+    attributes: Array,
+    adjacency: Array,
+    encoder: GraphAutoEncoder,
+    *,
+    clusters: int,
+    pretrain_epochs: int,
+    cluster_epochs: int,
+    learning_rate: float,
+    clustering_weight: float,
+    seed: int,
+) -> Clustering:
     propagation = torch.from_numpy(normalised_adjacency(adjacency))
     target = torch.from_numpy(np.ascontiguousarray(adjacency, dtype=np.float64))
     propagated = propagation @ torch.from_numpy(np.ascontiguousarray(attributes, dtype=np.float64))
-    encoder = GraphAutoEncoder(attributes.shape[1], hidden_dim, latent_dim, seed)
 
     optimizer = torch.optim.Adam(encoder.parameters(), lr=learning_rate)
     for _ in range(pretrain_epochs):

@@ -58,6 +58,7 @@ class G2uardFL(Aggregator):
 
     name = "g2uardfl"
     summary = "clusters clients as an attributed graph, keeps a benign score each, turns away from the malicious cluster"
+    takes_seed = True
 
     def __init__(self, profile: str = "default", *, seed: int = 0, **settings: Any) -> None:
         self._begin(configure(profile, {"seed": seed, **settings}))

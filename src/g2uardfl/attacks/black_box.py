@@ -1,0 +1,22 @@
+"""Black-box attack (Wang et al. 2020): data poisoning alone.
+
+The malicious client mixes backdoored samples into its data and then trains and reports exactly as honest clients do.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..tasks.base import Samples, Task
+from .base import Attack, mix_backdoor
+
+
+class BlackBox(Attack):
+    """Trains on `pdr` backdoored and `1 - pdr` own samples, with the honest recipe."""
+
+    name = "black_box"
+    summary = "data poisoning: backdoored samples among the own, honest training"
+
+    def training_data(self, task: Task, clean: Samples, pdr: float, generator: torch.Generator) -> Samples:
+        """The client's data with the backdoor mixed in."""
+        return mix_backdoor(task, clean, pdr, generator)

@@ -1,0 +1,72 @@
+"""The command line: thin, it parses, calls and prints. Heavy imports happen inside the commands."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from .._version import __version__
+from ..errors import G2uardFLError
+from . import data, demo, experiment, listing
+
+app = typer.Typer(
+    name="g2uardfl",
+    help="Keep backdoors out of federated learning: the G²uardFL defence, its baselines and attacks, and a simulator.",
+    epilog="Start with: g2uardfl demo",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+_UsageProblem: type[Exception] = typer.BadParameter.__mro__[2]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"g2uardfl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show a traceback when something fails.")] = False,
+) -> None:
+    if debug:
+        os.environ["G2UARDFL_DEBUG"] = "1"
+
+
+demo.register(app)
+experiment.register(app)
+listing.register(app)
+app.add_typer(data.app, name="data")
+
+
+def main() -> None:
+    """Run the command line; a problem the user can solve is one line and exit status 2."""
+    if "--debug" in sys.argv:
+        # Wherever it stands: people add it at the end of the command that failed.
+        sys.argv.remove("--debug")
+        os.environ["G2UARDFL_DEBUG"] = "1"
+    try:
+        status = app(standalone_mode=False)
+    except (G2uardFLError, _UsageProblem) as error:
+        if os.environ.get("G2UARDFL_DEBUG"):
+            raise
+        format_message = getattr(error, "format_message", error.__str__)
+        _fail(format_message())
+    except (KeyboardInterrupt, typer.Abort):
+        _fail("stopped", status=130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(0)
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _fail(message: str, status: int = 2) -> None:
+    typer.echo(f"g2uardfl: error: {' '.join(message.split())}", err=True)
+    sys.exit(status)

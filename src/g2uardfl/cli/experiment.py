@@ -1,0 +1,119 @@
+"""`g2uardfl run` and `g2uardfl report`: one experiment and its page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+_WHAT, _FEDERATION, _TRAINING, _FILES = "What", "Federation", "Local training", "Files and machine"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("run")(run)
+    app.command("report")(report)
+
+
+def _option(help_text: str, panel: str, *names: str, metavar: str | None = None) -> Any:
+    return typer.Option(*names, help=help_text, rich_help_panel=panel, metavar=metavar, show_default=False)
+
+
+def run(
+    task: Annotated[Optional[str], _option("Learning problem (see: g2uardfl list tasks). (default: digits)", _WHAT)] = None,
+    attack: Annotated[Optional[str], _option("What malicious clients do (list attacks). (default: none)", _WHAT)] = None,
+    defense: Annotated[Optional[str], _option("How the server aggregates (list defenses). (default: fedavg)", _WHAT)] = None,
+    model: Annotated[Optional[str], _option("One of the task's models. (default: its first)", _WHAT)] = None,
+    rounds: Annotated[Optional[int], _option("Communication rounds. (default: 100)", _FEDERATION)] = None,
+    clients: Annotated[Optional[int], _option("Number of clients. (default: task's)", _FEDERATION)] = None,
+    per_round: Annotated[Optional[int], _option("Clients selected each round. (default: task's)", _FEDERATION)] = None,
+    pmr: Annotated[Optional[float], _option("Share of clients that are malicious. (default: 0.25)", _FEDERATION)] = None,
+    pdr: Annotated[Optional[float], _option("Share of their data that is backdoored. (default: 0.5)", _FEDERATION)] = None,
+    alpha: Annotated[Optional[float], _option("Dirichlet's alpha; inf is a uniform split. (default: inf)", _FEDERATION)] = None,
+    partition: Annotated[Optional[str], _option("dirichlet or natural. (default: dirichlet)", _FEDERATION)] = None,
+    start: Annotated[
+        Optional[str], _option("converged, scratch or a model.safetensors. (default: converged)", _FEDERATION)
+    ] = None,
+    local_epochs: Annotated[Optional[int], _option("Passes over a client's data. (default: task's)", _TRAINING)] = None,
+    local_steps: Annotated[Optional[int], _option("Steps of training instead of passes.", _TRAINING)] = None,
+    lr: Annotated[Optional[float], _option("Learning rate. (default: task's)", _TRAINING)] = None,
+    batch_size: Annotated[Optional[int], _option("Samples a step. (default: task's)", _TRAINING)] = None,
+    seed: Annotated[Optional[int], _option("Decides everything random. (default: 0)", _FILES)] = None,
+    device: Annotated[Optional[str], _option("cpu, cuda, ... (default: cpu)", _FILES)] = None,
+    data_dir: Annotated[Optional[Path], _option("Where the data sets are. (default: G2UARDFL_DATA)", _FILES)] = None,
+    out: Annotated[Optional[Path], _option("Run directory. (default: runs/TASK-ATTACK-DEFENSE-SEED)", _FILES)] = None,
+    config: Annotated[Optional[Path], _option("Start from this TOML file; options win.", _FILES, metavar="FILE")] = None,
+    assignments: Annotated[
+        Optional[list[str]],
+        _option("Any other setting: a run's own, defense.KEY, attack.KEY, task.KEY.", _FILES, "--set", metavar="KEY=VALUE"),
+    ] = None,
+    overwrite: Annotated[bool, _option("Replace a run that is already in --out.", _FILES, "--overwrite")] = False,
+) -> None:
+    """Run one experiment and write its run directory.
+
+    Example: g2uardfl run --task digits --attack black_box --defense g2uardfl --rounds 40
+    """
+    from rich.console import Console
+
+    from ..report.page import write_report
+    from ..settings import build
+    from ..simulation.config import RunConfig, read_values, with_assignments
+    from ..simulation.directory import FinishedRun, RunDirectory
+    from ..simulation.run import Simulation
+    from .progress import ProgressBar, bar
+    from .tables import results_table
+
+    options = {
+        "task": task, "attack": attack, "defense": defense, "model": model, "rounds": rounds, "clients": clients,
+        "per_round": per_round, "pmr": pmr, "pdr": pdr, "alpha": alpha, "partition": partition, "start": start,
+        "local_epochs": local_epochs, "local_steps": local_steps, "lr": lr, "batch_size": batch_size, "seed": seed,
+        "device": device, "data_dir": None if data_dir is None else str(data_dir),
+    }  # fmt: skip
+    values = read_values(config) if config else {}
+    values |= {name: value for name, value in options.items() if value is not None}
+    simulation = Simulation(build(RunConfig, with_assignments(values, assignments or [])))
+    settings = simulation.config
+    place = out or Path("runs") / _slug(f"{settings.task}-{settings.attack}-{settings.defense}-{settings.seed}")
+    directory = RunDirectory(place, overwrite=overwrite)
+    console = Console()
+    console.print(
+        f"{settings.task}: {settings.attack} against {settings.defense}, {settings.rounds} rounds of "
+        f"{settings.per_round} of {settings.clients} clients, seed {settings.seed}, on {settings.device}"
+    )
+    with bar(console) as progress:
+        simulation.prepare(on_epoch=pretraining_bar(progress))
+        simulation.run([directory, ProgressBar(progress, "rounds")])
+    finished = FinishedRun(place)
+    page = write_report([finished], place / "report.html", f"{settings.defense} against {settings.attack}")
+    console.print(results_table([finished], f"{settings.task}, after {settings.rounds} rounds"))
+    console.print(f"Run directory: {place}   Report: {page}")
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run directories.", metavar="RUN...")],
+    out: Annotated[Optional[Path], typer.Option(help="The page to write.", show_default="RUN/report.html")] = None,
+) -> None:
+    """Make an HTML page of one or more finished runs."""
+    from ..report.page import write_report
+    from ..simulation.directory import FinishedRun
+
+    finished = [FinishedRun(path) for path in runs]
+    page = write_report(finished, out or runs[0] / "report.html")
+    typer.echo(f"Wrote {page}")
+
+
+def pretraining_bar(progress: Any) -> Any:
+    """A callback that shows central training on `progress` once it begins."""
+    bars: list[Any] = []
+
+    def on_epoch(done: int, total: int) -> None:
+        if not bars:
+            bars.append(progress.add_task("training to convergence", total=total, note=""))
+        progress.update(bars[0], completed=done)
+
+    return on_epoch
+
+
+def _slug(text: str) -> str:
+    return "".join(character if character.isalnum() or character in "-_." else "_" for character in text)

@@ -1,0 +1,151 @@
+"""`report.html`: the curves of one or more runs and what became of each client, in one file that needs no network."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..simulation.directory import FinishedRun
+
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; color: #1c2330; background: #fff; max-width: 1100px; margin: 2rem auto;
+       padding: 0 1rem; }
+h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.5rem; }
+table { border-collapse: collapse; width: 100%; } .scroll { overflow-x: auto; }
+th, td { padding: .35rem .7rem; text-align: left; border-bottom: 1px solid #dde2ea; vertical-align: top; }
+td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
+.malicious { color: #b3261e; } .held_out { color: #8a5a00; } .accepted { color: #1b6e3c; } .invalid { color: #5f6368; }
+"""
+_COLOURS = ("#b3261e", "#1f5fbf", "#1b6e3c", "#7b3fa0", "#8a5a00", "#00797a")
+
+
+def write_report(runs: Sequence[FinishedRun], path: str | Path, title: str = "g2uardfl report") -> Path:
+    """Write a page about `runs` to `path`."""
+    target = Path(path)
+    target.write_text(render(runs, title), encoding="utf-8")
+    return target
+
+
+def render(runs: Sequence[FinishedRun], title: str) -> str:
+    """The page as HTML with everything it needs inside."""
+    from plotly.offline import get_plotlyjs
+
+    parts = [
+        f"<h1>{html.escape(title)}</h1>",
+        _summary_table(runs),
+        "<h2>Accuracy and attack success</h2>",
+        _figure(_curves(runs)),
+    ]
+    for run in runs:
+        if any("benign_score" in verdict for record in run.rounds for verdict in record["verdicts"].values()):
+            parts += [
+                f"<h2>Benign scores: {html.escape(name_of(run))}</h2>",
+                "<p>One line a client, red where the client was really malicious.</p>",
+                _figure(_scores(run)),
+            ]
+            parts += [f"<h2>Last verdict on each client: {html.escape(name_of(run))}</h2>", _verdict_table(run)]
+    return (
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
+        f"<title>{html.escape(title)}</title><style>{_STYLE}</style><script>{get_plotlyjs()}</script></head>"
+        f"<body>{''.join(parts)}</body></html>"
+    )
+
+
+def name_of(run: FinishedRun) -> str:
+    """What a run is called in tables and legends: its defence, attack and task."""
+    return f"{run.config.defense} against {run.config.attack} on {run.config.task}"
+
+
+def _summary_table(runs: Sequence[FinishedRun]) -> str:
+    head = ("run", "ACC %", "ASR %", "DS %", "precision %", "recall %", "F1 %", "rounds", "seed")
+    rows = [_row(head, "th")]
+    for run in runs:
+        summary, detection = run.summary, run.summary["detection"]
+        shares = (summary["acc"], summary["asr"], summary["ds"], *(detection[k] for k in ("precision", "recall", "f1")))
+        numbers = [f"{100 * share:.2f}" for share in shares] + [str(summary["rounds"]), str(summary["seed"])]
+        rows.append(_row([name_of(run), *numbers], "td"))
+    note = "Precision, recall and F1 count every refused client (malicious or held out) as flagged."
+    return f"<div class='scroll'><table>{''.join(rows)}</table></div><p>{note}</p>"
+
+
+def _row(cells: Sequence[str], tag: str) -> str:
+    first, *others = (html.escape(cell) for cell in cells)
+    return f"<tr><{tag}>{first}</{tag}>" + "".join(f"<{tag} class='number'>{cell}</{tag}>" for cell in others) + "</tr>"
+
+
+def _curves(runs: Sequence[FinishedRun]) -> Any:
+    import plotly.graph_objects as go
+
+    figure = go.Figure()
+    for index, run in enumerate(runs):
+        start = run.summary["start"]
+        points = [(0, start["acc"], start["asr"])]
+        points += [(record["round"], record["acc"], record["asr"]) for record in run.rounds if record["acc"] is not None]
+        rounds, accuracies, successes = zip(*points, strict=True)
+        colour = _COLOURS[index % len(_COLOURS)]
+        for label, values, dash in (("ACC", accuracies, "dot"), ("ASR", successes, "solid")):
+            figure.add_scatter(
+                x=rounds,
+                y=[100 * value for value in values],
+                mode="lines",
+                name=f"{label}, {name_of(run)}",
+                line={"color": colour, "dash": dash},
+            )
+    figure.update_layout(xaxis_title="round", yaxis={"title": "%", "range": [-2, 102]}, legend={"orientation": "h", "y": -0.2})
+    return figure
+
+
+def _scores(run: FinishedRun) -> Any:
+    import plotly.graph_objects as go
+
+    history: dict[str, list[tuple[int, float]]] = {}
+    attackers = {str(client) for record in run.rounds for client in record["malicious"]}
+    for record in run.rounds:
+        for client, verdict in record["verdicts"].items():
+            if "benign_score" in verdict:
+                history.setdefault(client, []).append((record["round"], verdict["benign_score"]))
+    figure = go.Figure()
+    for client, points in sorted(history.items(), key=lambda item: item[0] in attackers):
+        malicious = client in attackers
+        rounds, scores = zip(*points, strict=True)
+        figure.add_scatter(
+            x=rounds,
+            y=scores,
+            mode="lines+markers",
+            marker={"size": 4},
+            name=f"client {client}{' (malicious)' if malicious else ''}",
+            line={"color": "#b3261e" if malicious else "#1f5fbf", "width": 1},
+            opacity=0.7,
+            showlegend=False,
+        )
+    figure.update_layout(xaxis_title="round", yaxis_title="benign score")
+    return figure
+
+
+def _verdict_table(run: FinishedRun) -> str:
+    attackers = {str(client) for record in run.rounds for client in record["malicious"]}
+    last: dict[str, tuple[int, dict[str, Any]]] = {}
+    refusals: dict[str, int] = {}
+    for record in run.rounds:
+        for client, verdict in record["verdicts"].items():
+            last[client] = (record["round"], verdict)
+            refusals[client] = refusals.get(client, 0) + (verdict["decision"] in ("malicious", "held_out"))
+    rows = ["<tr><th>client</th><th>truth</th><th>round</th><th>decision</th><th>refused so far</th><th>why</th></tr>"]
+    for client in sorted(last, key=lambda name: (name not in attackers, name.zfill(12))):
+        number, verdict = last[client]
+        decision = verdict["decision"]
+        truth = "malicious" if client in attackers else "benign"
+        rows.append(
+            f"<tr><td>{html.escape(client)}</td><td>{truth}</td><td>{number}</td>"
+            f"<td class='{decision}'>{decision.replace('_', ' ')}</td><td>{refusals[client]}</td>"
+            f"<td>{html.escape(verdict['reason'])}</td></tr>"
+        )
+    return f"<div class='scroll'><table>{''.join(rows)}</table></div>"
+
+
+def _figure(figure: Any) -> str:
+    figure.update_layout(template="plotly_white", height=440, margin={"l": 50, "r": 20, "t": 20, "b": 50})
+    return str(figure.to_html(full_html=False, include_plotlyjs=False, config={"displaylogo": False, "responsive": True}))

@@ -1,0 +1,1 @@
+"""The simulator: a federation on one machine, repeatable from its seed."""

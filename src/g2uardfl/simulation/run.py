@@ -1,0 +1,227 @@
+"""One experiment: rounds of local training, attack, defence and evaluation."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import aggregators, attacks, tasks
+from ..aggregation import ClientId, Verdict
+from ..errors import ConfigError
+from ..tasks.base import Samples
+from .config import RunConfig
+from .metrics import DetectionCounts, defense_score
+from .partition import partition
+from .schedule import Schedule, partition_seed, start_seed, torch_generator
+from .start import Progress, converged_start, fresh_weights, read_model
+from .training import Recipe, share_predicted, train_locally
+
+
+class Callback:
+    """Told about a run as it goes; each method may be overridden."""
+
+    def on_start(self, simulation: Simulation) -> None:
+        """Before the first round."""
+
+    def on_round(self, record: dict[str, Any]) -> None:
+        """After each round, with the object that `rounds.jsonl` holds."""
+
+    def on_end(self, simulation: Simulation, summary: dict[str, Any]) -> None:
+        """After the last round."""
+
+
+@dataclass
+class _Clock:
+    train: float = 0.0
+    defend: float = 0.0
+    evaluate: float = 0.0
+
+
+class Simulation:
+    """A federation on one machine, from a `RunConfig` to a summary."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self.task = tasks.create(
+            config.task, data_dir=config.data_dir or None, model=config.model or None, **config.task_settings
+        )
+        self.config = config = config.resolved(self.task.defaults)
+        self.attack = attacks.create(config.attack, **config.attack_settings)
+        self.defense = aggregators.create(config.defense, **_defense_settings(config))
+        try:
+            self.device = torch.device(config.device)
+            torch.empty(0, device=self.device)
+        except (RuntimeError, AssertionError) as error:
+            raise ConfigError(f"device={config.device!r} cannot be used here: try cpu") from error
+        self.schedule = Schedule.draw(config.seed, config.rounds, config.clients, config.per_round, config.pmr)
+        self.attackers = self.schedule.malicious if self.attack.attacks else frozenset()
+        self.model = self.task.build_model().to(self.device)
+        self.weights: dict[str, Tensor] = {}
+        self.detection = DetectionCounts()
+        self.start_scores: dict[str, float] = {}
+
+    def run(self, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
+        """Run all rounds and return the summary."""
+        if not self.weights:
+            self.prepare()
+        for callback in callbacks:
+            callback.on_start(self)
+        records = []
+        for round_number in range(1, self.config.rounds + 1):
+            records.append(self._round(round_number))
+            for callback in callbacks:
+                callback.on_round(records[-1])
+        summary = self._summary(records)
+        for callback in callbacks:
+            callback.on_end(self, summary)
+        return summary
+
+    def prepare(self, on_epoch: Progress | None = None) -> None:
+        """Divide the data and load the start model, training it first where that was never done (`on_epoch` tells)."""
+        config, task = self.config, self.task
+        shares = partition(
+            task.train.y.numpy(),
+            config.clients,
+            config.alpha,
+            partition_seed(config.seed),
+            task.natural_groups() if config.partition == "natural" else None,
+            config.partition,
+        )
+        train = task.train.to(self.device)
+        self._data = [train.take(torch.from_numpy(indices).to(self.device)) for indices in shares]
+        self._poisoned: dict[int, Samples] = {}
+        self._test, self._backdoor = task.test.to(self.device), task.backdoor_test.to(self.device)
+        self.weights = {name: value.to(self.device) for name, value in self._first_weights(on_epoch).items()}
+        acc, asr = self._evaluate()
+        self.start_scores = {"acc": acc, "asr": asr}
+
+    def _first_weights(self, on_epoch: Progress | None) -> dict[str, Tensor]:
+        if self.config.start == "scratch":
+            return fresh_weights(self.task, start_seed(self.config.seed))
+        if self.config.start == "converged":
+            return converged_start(self.task, device=self.config.device, progress=on_epoch).weights
+        weights, _ = read_model(self.config.start)
+        expected = {name: value.shape for name, value in self.model.state_dict().items()}
+        if {name: value.shape for name, value in weights.items()} != expected:
+            raise ConfigError(f"{self.config.start} holds another model than {self.task.name}'s {self.task.model}")
+        return weights
+
+    def _round(self, round_number: int) -> dict[str, Any]:
+        clock = _Clock()
+        selected = [int(client) for client in self.schedule.selected[round_number - 1]]
+        attackers = [client for client in selected if client in self.attackers]
+
+        began = time.perf_counter()
+        trained = {client: self._train(client, round_number) for client in selected}
+        sent: dict[ClientId, Mapping[str, Tensor]] = dict(trained)
+        if attackers:
+            sent.update(self.attack.submissions(self.weights, {client: trained[client] for client in attackers}))
+        clock.train = time.perf_counter() - began
+
+        began = time.perf_counter()
+        result = self.defense.aggregate(
+            self.weights, sent, {client: len(self._samples(client)) for client in selected}
+        )
+        self.weights = result.weights
+        clock.defend = time.perf_counter() - began
+        self.detection.add(result.verdicts, self.attackers)
+
+        began = time.perf_counter()
+        acc, asr = self._evaluate() if self._evaluated(round_number) else (None, None)
+        clock.evaluate = time.perf_counter() - began
+        return {
+            "round": round_number,
+            "acc": acc,
+            "asr": asr,
+            "selected": selected,
+            "malicious": attackers,
+            "verdicts": {str(client): _as_json(verdict) for client, verdict in result.verdicts.items()},
+            "seconds": asdict(clock),
+        }
+
+    def _evaluated(self, round_number: int) -> bool:
+        return round_number % self.config.evaluate_every == 0 or round_number == self.config.rounds
+
+    def _train(self, client: int, round_number: int) -> dict[str, Tensor]:
+        config = self.config
+        recipe = Recipe(
+            lr=config.lr * config.lr_decay ** (round_number - 1),
+            batch_size=config.batch_size,
+            epochs=config.local_epochs,
+            steps=config.local_steps,
+            momentum=config.momentum,
+            weight_decay=config.weight_decay,
+        )
+        seed = self.schedule.training_seed(round_number, client)
+        return train_locally(self.task, self.model, self.weights, self._samples(client), recipe, seed)
+
+    def _samples(self, client: int) -> Samples:
+        if client not in self.attackers:
+            return self._data[client]
+        if client not in self._poisoned:
+            generator = torch_generator(self.schedule.poisoning_seed(client))
+            clean = self._data[client].to("cpu")
+            poisoned = self.attack.training_data(self.task, clean, self.config.pdr, generator)
+            self._poisoned[client] = poisoned.to(self.device)
+        return self._poisoned[client]
+
+    def _evaluate(self) -> tuple[float, float]:
+        self.model.load_state_dict(self.weights)
+        return (
+            share_predicted(self.task, self.model, self._test),
+            share_predicted(self.task, self.model, self._backdoor),
+        )
+
+    def _summary(self, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        tail = [record for record in records[-max(1, len(records) // 10) :] if record["acc"] is not None]
+        last = records[-1]
+        seconds = sum(sum(record["seconds"].values()) for record in records)
+        return {
+            "acc": last["acc"],
+            "asr": last["asr"],
+            "ds": defense_score(last["acc"], last["asr"]),
+            "acc_tail_mean": statistics.fmean(record["acc"] for record in tail),
+            "asr_tail_mean": statistics.fmean(record["asr"] for record in tail),
+            "asr_max": max(record["asr"] for record in records if record["asr"] is not None),
+            "detection": self.detection.as_dict(),
+            "start": self.start_scores,
+            "rounds": len(records),
+            "rounds_per_second": len(records) / seconds,
+            "defend_seconds_median": statistics.median(record["seconds"]["defend"] for record in records),
+            "seed": self.config.seed,
+            "environment": environment(),
+        }
+
+
+def environment() -> dict[str, str]:
+    """Versions of what a result depends on."""
+    import platform
+
+    import numpy
+
+    from .._version import __version__
+
+    return {
+        "g2uardfl": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "platform": platform.platform(),
+    }
+
+
+def _defense_settings(config: RunConfig) -> dict[str, Any]:
+    """The defence's settings; a defence that takes a seed gets the run's unless it was given its own."""
+    settings = dict(config.defense_settings)
+    if aggregators.find(config.defense).takes_seed:
+        settings.setdefault("seed", config.seed)
+    return settings
+
+
+def _as_json(verdict: Verdict) -> dict[str, Any]:
+    return {name: value for name, value in asdict(verdict).items() if value is not None}

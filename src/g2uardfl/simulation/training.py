@@ -1,0 +1,80 @@
+"""Local training: SGD on one client's samples, starting from the global model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..tasks.base import Samples, Task
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How honest clients train."""
+
+    lr: float
+    batch_size: int
+    epochs: int
+    steps: int
+    """Steps of training; 0 means `epochs` whole passes."""
+    momentum: float
+    weight_decay: float
+
+
+def train_locally(
+    task: Task,
+    model: nn.Module,
+    global_weights: Mapping[str, Tensor],
+    samples: Samples,
+    recipe: Recipe,
+    seed: int,
+) -> dict[str, Tensor]:
+    """Train a client's copy of the global model and return its weights.
+
+    `model` is working memory that is overwritten. All that is random comes from `seed`; torch's global generator,
+    which dropout draws from, is left as it was.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model.load_state_dict(global_weights)
+        model.train()
+        optimizer = torch.optim.SGD(
+            model.parameters(), lr=recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay
+        )
+        for batch in batches(len(samples), recipe.batch_size, recipe.epochs, recipe.steps, generator):
+            indices = batch.to(samples.y.device)
+            x = task.prepare(task.augment(samples.x[indices], generator))
+            optimizer.zero_grad()
+            task.loss(model(x), samples.y[indices]).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def batches(count: int, batch_size: int, epochs: int, steps: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Index batches: `epochs` shuffled passes over `count` samples, or `steps` batches over as many passes as needed."""
+    done = 0
+    while True:
+        for batch in torch.randperm(count, generator=generator).split(batch_size):
+            yield batch
+            done += 1
+            if steps and done == steps:
+                return
+        if not steps:
+            epochs -= 1
+            if epochs <= 0:
+                return
+
+
+@torch.no_grad()
+def share_predicted(task: Task, model: nn.Module, samples: Samples, batch_size: int = 1024) -> float:
+    """The share of `samples` whose label the model predicts: ACC on test data, ASR on backdoored data."""
+    model.eval()
+    right = 0
+    for start in range(0, len(samples), batch_size):
+        x, y = samples.x[start : start + batch_size], samples.y[start : start + batch_size]
+        right += int((model(task.prepare(x)).argmax(dim=1) == y).sum())
+    return right / len(samples)
