@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .numerics import Array
 from .state_files import SavedState
-from .weights import BadWeights, ModelLayout, Weights, largest_usable
+from .weights import BadWeightsError, ModelLayout, Weights, largest_usable
 
 logger = logging.getLogger("g2uardfl")
 
@@ -77,7 +77,8 @@ class Round:
     @property
     def norms(self) -> Array:
         """The length of each update."""
-        return torch.linalg.vector_norm(self.updates, dim=1).cpu().numpy().astype(np.float64)
+        lengths: Array = torch.linalg.vector_norm(self.updates, dim=1).cpu().numpy().astype(np.float64)
+        return lengths
 
 
 @dataclass(frozen=True)
@@ -180,9 +181,7 @@ def _read_round(
     if not isinstance(client_weights, Mapping) or not client_weights:
         raise ValueError("no clients: pass a mapping of at least one client id to its weights")
     global_vector = layout.flatten(global_weights)
-    updates = torch.empty(
-        len(client_weights), layout.num_parameters, dtype=layout.dtype, device=global_vector.device
-    )
+    updates = torch.empty(len(client_weights), layout.num_parameters, dtype=layout.dtype, device=global_vector.device)
     reading = _Reading()
     for client in sorted(client_weights, key=_canonical):
         row = updates[len(reading.clients)]
@@ -193,7 +192,7 @@ def _read_round(
             row -= global_vector
             _check_finite(row)
             reading.buffers.append(layout.buffer_values(client_weights[client]))
-        except BadWeights as error:
+        except BadWeightsError as error:
             reading.invalid[client] = Verdict("invalid", f"The client {error}.")
             continue
         reading.clients.append(client)
@@ -213,20 +212,20 @@ def _check_finite(update: Tensor) -> None:
     if norm <= largest_usable(update.dtype):
         return
     if not bool(torch.isfinite(update).all()):
-        raise BadWeights("sent NaN, infinity or numbers too large for the model")
+        raise BadWeightsError("sent NaN, infinity or numbers too large for the model")
     norm = float(torch.linalg.vector_norm(update.double()))
-    raise BadWeights(f"sent an update of norm {norm:.1e}, which is beyond all reason")
+    raise BadWeightsError(f"sent an update of norm {norm:.1e}, which is beyond all reason")
 
 
 def _checked_examples(value: object) -> float:
     if value is None:
-        raise BadWeights("did not say how many samples it trained on")
+        raise BadWeightsError("did not say how many samples it trained on")
     try:
         examples = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
         examples = math.nan
     if not 0 <= examples < 1e15:
-        raise BadWeights(f"says it trained on {value!r} samples")
+        raise BadWeightsError(f"says it trained on {value!r} samples")
     return examples
 
 
@@ -236,8 +235,7 @@ def _average_buffers(buffers: list[dict[str, Tensor]], shares: Array) -> dict[st
         return {}
     weights = torch.from_numpy(shares / total)
     return {
-        name: torch.tensordot(weights, torch.stack([values[name] for values in buffers]), dims=1)
-        for name in buffers[0]
+        name: torch.tensordot(weights, torch.stack([values[name] for values in buffers]), dims=1) for name in buffers[0]
     }
 
 

@@ -63,7 +63,8 @@ def _long_row_quantiles(row: npt.NDArray[np.floating], quantiles: Sequence[float
             values[k] = candidates[wanted]
         else:
             values[k] = np.partition(row, pair)[pair]
-    return _interpolate(values.reshape(1, -1), len(row), quantiles)[0]
+    result: Array = _interpolate(values.reshape(1, -1), len(row), quantiles)[0]
+    return result
 
 
 def _ranks(length: int, quantiles: Sequence[float]) -> tuple[list[int], Array]:
@@ -138,7 +139,8 @@ def cosine(product: Array, first_squared: Array, second_squared: Array) -> Array
     lengths = np.sqrt(np.maximum(first_squared, 0)) * np.sqrt(np.maximum(second_squared, 0))
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         ratio = np.where(lengths > 0, product / np.where(lengths > 0, lengths, 1.0), 0.0)
-    return np.clip(np.nan_to_num(ratio, nan=0.0), -1.0, 1.0)
+    result: Array = np.clip(np.nan_to_num(ratio, nan=0.0), -1.0, 1.0)
+    return result
 
 
 def z_scores(values: Array, axis: int | None = 0) -> Array:
@@ -156,7 +158,7 @@ def z_scores(values: Array, axis: int | None = 0) -> Array:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Keep small tensor work on the calling thread: sharing it costs more than it saves, above all on a busy machine."""
+    """Keep small tensor work on the calling thread: sharing it costs more than it saves on a busy machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -38,7 +38,9 @@ def write_state(path: str | os.PathLike[str], kind: str, state: SavedState) -> N
     try:
         handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     except OSError as error:
-        raise StateError(f"cannot write {target}: {error.strerror}; choose a folder that exists and is writable") from error
+        raise StateError(
+            f"cannot write {target}: {error.strerror}; choose a folder that exists and is writable"
+        ) from error
     try:
         with os.fdopen(handle, "wb") as file:
             members: dict[str, Any] = {_DOCUMENT: np.frombuffer(document.encode(), dtype=np.uint8), **state.arrays}
@@ -62,8 +64,10 @@ def read_state(path: str | os.PathLike[str], kind: str) -> SavedState:
         document = json.loads(arrays.pop(_DOCUMENT).tobytes())
     except FileNotFoundError as error:
         raise StateError(f"{target} does not exist") from error
-    except (OSError, ValueError, KeyError, EOFError, AttributeError, zipfile.BadZipFile) as error:
-        raise StateError(f"{target} is not a {kind} file of g2uardfl, or it is damaged: restore it or start anew") from error
+    except (OSError, ValueError, KeyError, EOFError, AttributeError, TypeError, zipfile.BadZipFile) as error:
+        raise StateError(
+            f"{target} is not a {kind} file of g2uardfl, or it is damaged: restore it or start anew"
+        ) from error
     if not isinstance(document, dict) or document.get("kind") != kind or not isinstance(document.get("values"), dict):
         found = document.get("kind") if isinstance(document, dict) else None
         raise StateError(f"{target} holds {found or 'something else'}, not a {kind}")

@@ -7,6 +7,7 @@ module's weight and bias together, each layer of an LSTM on its own) and gives e
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ _STATISTICS = ("running_mean", "running_var")
 _RECURRENT = re.compile(r"_l(\d+)(_reverse)?$")
 
 
-class BadWeights(ValueError):
+class BadWeightsError(ValueError):
     """One client's weights cannot be used; the message is the second half of a sentence about that client."""
 
 
@@ -81,7 +82,7 @@ class ModelLayout:
         for name, value in weights.items():
             try:
                 tensors[name] = as_tensor(value)
-            except BadWeights as error:
+            except BadWeightsError as error:
                 raise ValueError(f"the global model's {name!r} {error}") from error
             if tensors[name].is_floating_point() and not bool(torch.isfinite(tensors[name]).all()):
                 raise ValueError(f"the global model's {name!r} holds NaN or infinity: start from a sound model")
@@ -135,37 +136,37 @@ class ModelLayout:
         return out
 
     def check(self, weights: object) -> None:
-        """Raise `BadWeights` when a client's mapping has other names, shapes or kinds of numbers than the model."""
+        """Raise `BadWeightsError` when a client's mapping has other names, shapes or kinds than the model."""
         if not isinstance(weights, Mapping):
-            raise BadWeights(f"sent a {type(weights).__name__} instead of named arrays")
+            raise BadWeightsError(f"sent a {type(weights).__name__} instead of named arrays")
         names = {entry.name for entry in self.entries}
         missing = [entry.name for entry in self.entries if entry.name not in weights]
         if missing:
-            raise BadWeights(f"sent no {_some(missing)}")
+            raise BadWeightsError(f"sent no {_some(missing)}")
         extra = [name for name in weights if name not in names]
         if extra:
-            raise BadWeights(f"sent {_some(extra)}, which the model does not have")
+            raise BadWeightsError(f"sent {_some(extra)}, which the model does not have")
         for entry in self.entries:
             try:
                 tensor = as_tensor(weights[entry.name])
-            except BadWeights as error:
-                raise BadWeights(f"sent {entry.name!r} that {error}") from error
+            except BadWeightsError as error:
+                raise BadWeightsError(f"sent {entry.name!r} that {error}") from error
             if tuple(tensor.shape) != entry.shape:
-                raise BadWeights(f"sent {entry.name!r} of shape {tuple(tensor.shape)} instead of {entry.shape}")
+                raise BadWeightsError(f"sent {entry.name!r} of shape {tuple(tensor.shape)} instead of {entry.shape}")
             if tensor.is_floating_point() != entry.dtype.is_floating_point:
-                raise BadWeights(f"sent {entry.name!r} as {_dtype(tensor.dtype)} instead of {_dtype(entry.dtype)}")
+                raise BadWeightsError(f"sent {entry.name!r} as {_dtype(tensor.dtype)} instead of {_dtype(entry.dtype)}")
 
     def buffer_values(self, weights: Weights) -> dict[str, Tensor]:
-        """A client's running statistics and counters in float64; raises `BadWeights` when they make no sense."""
+        """A client's running statistics and counters in float64; raises `BadWeightsError` when they make no sense."""
         values = {}
         for entry in self.buffers:
             value = as_tensor(weights[entry.name]).to("cpu", torch.float64)
             if not bool(torch.isfinite(value).all()):
-                raise BadWeights(f"sent NaN or infinity in {entry.name!r}")
+                raise BadWeightsError(f"sent NaN or infinity in {entry.name!r}")
             if entry.kind == "statistic" and bool((value.abs() > largest_usable(torch.float32)).any()):
-                raise BadWeights(f"sent values beyond all reason in {entry.name!r}")
+                raise BadWeightsError(f"sent values beyond all reason in {entry.name!r}")
             if entry.name.endswith("running_var") and bool((value < 0).any()):
-                raise BadWeights(f"sent a negative variance in {entry.name!r}")
+                raise BadWeightsError(f"sent a negative variance in {entry.name!r}")
             values[entry.name] = value
         return values
 
@@ -188,15 +189,15 @@ class ModelLayout:
 
 
 def as_tensor(value: object) -> Tensor:
-    """View an array as a tensor without copying where that can be done; raises `BadWeights` for anything else."""
+    """View an array as a tensor without copying where that can be done; raises `BadWeightsError` for anything else."""
     if isinstance(value, Tensor):
         if value.is_complex() or value.is_sparse or value.is_quantized:
-            raise BadWeights("is not a dense real tensor")
+            raise BadWeightsError("is not a dense real tensor")
         return value.detach()
     if isinstance(value, np.ndarray | np.generic):
         array = np.asarray(value)
         if array.dtype.kind not in "fiub":
-            raise BadWeights(f"is an array of {array.dtype}")
+            raise BadWeightsError(f"is an array of {array.dtype}")
         if not array.dtype.isnative or any(stride < 0 for stride in array.strides) or not array.flags.writeable:
             array = array.astype(array.dtype.newbyteorder("="), copy=True)
         if array.dtype.kind == "u" and array.dtype.itemsize > 1:
@@ -204,12 +205,12 @@ def as_tensor(value: object) -> Tensor:
         if array.dtype == np.longdouble and array.dtype != np.float64:
             array = array.astype(np.float64)
         return torch.from_numpy(array)
-    raise BadWeights(f"is a {type(value).__name__}, not an array")
+    raise BadWeightsError(f"is a {type(value).__name__}, not an array")
 
 
 def largest_usable(dtype: torch.dtype) -> float:
     """The largest norm whose square still fits into `dtype`, with room to spare."""
-    return float(torch.finfo(dtype).max) ** 0.5 / 16
+    return math.sqrt(torch.finfo(dtype).max) / 16
 
 
 def _fit(value: Tensor, dtype: torch.dtype) -> Tensor:

@@ -52,6 +52,8 @@ def main() -> None:
         # Wherever it stands: people add it at the end of the command that failed.
         sys.argv.remove("--debug")
         os.environ["G2UARDFL_DEBUG"] = "1"
+    # A class of one's own is often a file in the folder one works in.
+    sys.path.append(os.getcwd())
     try:
         status = app(standalone_mode=False)
     except (G2uardFLError, _UsageProblem) as error:

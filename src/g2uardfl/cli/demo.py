@@ -62,5 +62,6 @@ def _sentence(without: dict[str, float], guarded: dict[str, float]) -> str:
         outcome = "The attack hardly worked even without a defence"
     return (
         f"{outcome}: without a defence {percent(without['asr'])} of the triggered images are called a zero, "
-        f"with the guard {percent(guarded['asr'])}; accuracy is {percent(without['acc'])} and {percent(guarded['acc'])}."
+        f"with the guard {percent(guarded['asr'])}; "
+        f"accuracy is {percent(without['acc'])} and {percent(guarded['acc'])}."
     )

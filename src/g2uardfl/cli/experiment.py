@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 
@@ -21,32 +21,40 @@ def _option(help_text: str, panel: str, *names: str, metavar: str | None = None)
 
 
 def run(
-    task: Annotated[Optional[str], _option("Learning problem (see: g2uardfl list tasks). (default: digits)", _WHAT)] = None,
-    attack: Annotated[Optional[str], _option("What malicious clients do (list attacks). (default: none)", _WHAT)] = None,
-    defense: Annotated[Optional[str], _option("How the server aggregates (list defenses). (default: fedavg)", _WHAT)] = None,
-    model: Annotated[Optional[str], _option("One of the task's models. (default: its first)", _WHAT)] = None,
-    rounds: Annotated[Optional[int], _option("Communication rounds. (default: 100)", _FEDERATION)] = None,
-    clients: Annotated[Optional[int], _option("Number of clients. (default: task's)", _FEDERATION)] = None,
-    per_round: Annotated[Optional[int], _option("Clients selected each round. (default: task's)", _FEDERATION)] = None,
-    pmr: Annotated[Optional[float], _option("Share of clients that are malicious. (default: 0.25)", _FEDERATION)] = None,
-    pdr: Annotated[Optional[float], _option("Share of their data that is backdoored. (default: 0.5)", _FEDERATION)] = None,
-    alpha: Annotated[Optional[float], _option("Dirichlet's alpha; inf is a uniform split. (default: inf)", _FEDERATION)] = None,
-    partition: Annotated[Optional[str], _option("dirichlet or natural. (default: dirichlet)", _FEDERATION)] = None,
-    start: Annotated[
-        Optional[str], _option("converged, scratch or a model.safetensors. (default: converged)", _FEDERATION)
+    task: Annotated[
+        str | None, _option("Learning problem (see: g2uardfl list tasks). (default: digits)", _WHAT)
     ] = None,
-    local_epochs: Annotated[Optional[int], _option("Passes over a client's data. (default: task's)", _TRAINING)] = None,
-    local_steps: Annotated[Optional[int], _option("Steps of training instead of passes.", _TRAINING)] = None,
-    lr: Annotated[Optional[float], _option("Learning rate. (default: task's)", _TRAINING)] = None,
-    batch_size: Annotated[Optional[int], _option("Samples a step. (default: task's)", _TRAINING)] = None,
-    seed: Annotated[Optional[int], _option("Decides everything random. (default: 0)", _FILES)] = None,
-    device: Annotated[Optional[str], _option("cpu, cuda, ... (default: cpu)", _FILES)] = None,
-    data_dir: Annotated[Optional[Path], _option("Where the data sets are. (default: G2UARDFL_DATA)", _FILES)] = None,
-    out: Annotated[Optional[Path], _option("Run directory. (default: runs/TASK-ATTACK-DEFENSE-SEED)", _FILES)] = None,
-    config: Annotated[Optional[Path], _option("Start from this TOML file; options win.", _FILES, metavar="FILE")] = None,
+    attack: Annotated[str | None, _option("What malicious clients do (list attacks). (default: none)", _WHAT)] = None,
+    defense: Annotated[
+        str | None, _option("How the server aggregates (list defenses). (default: fedavg)", _WHAT)
+    ] = None,
+    model: Annotated[str | None, _option("One of the task's models. (default: its first)", _WHAT)] = None,
+    rounds: Annotated[int | None, _option("Communication rounds. (default: 100)", _FEDERATION)] = None,
+    clients: Annotated[int | None, _option("Number of clients. (default: task's)", _FEDERATION)] = None,
+    per_round: Annotated[int | None, _option("Clients selected each round. (default: task's)", _FEDERATION)] = None,
+    pmr: Annotated[float | None, _option("Share of clients that are malicious. (default: 0.25)", _FEDERATION)] = None,
+    pdr: Annotated[float | None, _option("Share of their data that is backdoored. (default: 0.5)", _FEDERATION)] = None,
+    alpha: Annotated[
+        float | None, _option("Dirichlet's alpha; inf is a uniform split. (default: inf)", _FEDERATION)
+    ] = None,
+    partition: Annotated[str | None, _option("dirichlet or natural. (default: dirichlet)", _FEDERATION)] = None,
+    start: Annotated[
+        str | None, _option("converged, scratch or a model.safetensors. (default: converged)", _FEDERATION)
+    ] = None,
+    local_epochs: Annotated[int | None, _option("Passes over a client's data. (default: task's)", _TRAINING)] = None,
+    local_steps: Annotated[int | None, _option("Steps of training instead of passes.", _TRAINING)] = None,
+    lr: Annotated[float | None, _option("Learning rate. (default: task's)", _TRAINING)] = None,
+    batch_size: Annotated[int | None, _option("Samples a step. (default: task's)", _TRAINING)] = None,
+    seed: Annotated[int | None, _option("Decides everything random. (default: 0)", _FILES)] = None,
+    device: Annotated[str | None, _option("cpu, cuda, ... (default: cpu)", _FILES)] = None,
+    data_dir: Annotated[Path | None, _option("Where the data sets are. (default: G2UARDFL_DATA)", _FILES)] = None,
+    out: Annotated[Path | None, _option("Run directory. (default: runs/TASK-ATTACK-DEFENSE-SEED)", _FILES)] = None,
+    config: Annotated[Path | None, _option("Start from this TOML file; options win.", _FILES, metavar="FILE")] = None,
     assignments: Annotated[
-        Optional[list[str]],
-        _option("Any other setting: a run's own, defense.KEY, attack.KEY, task.KEY.", _FILES, "--set", metavar="KEY=VALUE"),
+        list[str] | None,
+        _option(
+            "Any other setting: a run's own, defense.KEY, attack.KEY, task.KEY.", _FILES, "--set", metavar="KEY=VALUE"
+        ),
     ] = None,
     overwrite: Annotated[bool, _option("Replace a run that is already in --out.", _FILES, "--overwrite")] = False,
 ) -> None:
@@ -92,7 +100,7 @@ def run(
 
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run directories.", metavar="RUN...")],
-    out: Annotated[Optional[Path], typer.Option(help="The page to write.", show_default="RUN/report.html")] = None,
+    out: Annotated[Path | None, typer.Option(help="The page to write.", show_default="RUN/report.html")] = None,
 ) -> None:
     """Make an HTML page of one or more finished runs."""
     from ..report.page import write_report

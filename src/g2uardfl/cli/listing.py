@@ -15,7 +15,9 @@ def register(app: typer.Typer) -> None:
 
 
 def list_names(
-    what: Annotated[str, typer.Argument(help="tasks, attacks or defenses; everything if left out.", metavar="[WHAT]")] = "",
+    what: Annotated[
+        str, typer.Argument(help="tasks, attacks or defenses; everything if left out.", metavar="[WHAT]")
+    ] = "",
 ) -> None:
     """List the tasks, attacks and defenses that can be named."""
     import importlib

@@ -21,7 +21,9 @@ def results_table(runs: Sequence[FinishedRun], title: str) -> Table:
         summary, detection = run.summary, run.summary["detection"]
         shares = [summary["acc"], summary["asr"], summary["ds"]]
         cells = [f"{100 * share:.2f}" for share in shares]
-        flagged = any(verdict["decision"] != "accepted" for record in run.rounds for verdict in record["verdicts"].values())
+        flagged = any(
+            verdict["decision"] != "accepted" for record in run.rounds for verdict in record["verdicts"].values()
+        )
         cells += [f"{100 * detection[name]:.2f}" if flagged else "-" for name in ("precision", "recall", "f1")]
         table.add_row(run.config.defense, *cells)
     return table

@@ -22,7 +22,17 @@ from torch import Tensor
 from ..numerics import Array, InnerProducts, cosine, row_quantiles, z_scores
 from ..weights import Layer
 
-MEASURES = ("norm", "minimum", "maximum", "mean", "standard deviation", "sum", "median", "5th percentile", "95th percentile")
+MEASURES = (
+    "norm",
+    "minimum",
+    "maximum",
+    "mean",
+    "standard deviation",
+    "sum",
+    "median",
+    "5th percentile",
+    "95th percentile",
+)
 _QUANTILES = (0.5, 0.05, 0.95)
 
 

@@ -174,7 +174,8 @@ def _step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
 def _glorot(inputs: int, outputs: int, generator: torch.Generator) -> Tensor:
     bound = (6.0 / (inputs + outputs)) ** 0.5
     uniform = torch.rand(inputs, outputs, generator=generator, dtype=torch.float64)
-    return ((2 * uniform - 1) * bound).requires_grad_()
+    weights: Tensor = (2 * uniform - 1) * bound
+    return weights.requires_grad_()
 
 
 def _kmeans_centres(latent: Array, clusters: int, seed: int) -> Array:

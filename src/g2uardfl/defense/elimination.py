@@ -11,6 +11,7 @@ inner products of the updates.
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import numpy as np
@@ -47,7 +48,7 @@ def group_coefficients(
 
 def step_norm(coefficients: Array, update_products: Array) -> float:
     """||Σ_i c_i Δw_i||, from the matrix of inner products of the updates."""
-    return float(np.sqrt(max(0.0, coefficients @ update_products @ coefficients)))
+    return math.sqrt(max(0.0, float(coefficients @ update_products @ coefficients)))
 
 
 def elimination_strength(scores: Array, malicious: Mask, median_norm: float, rate: float) -> float:

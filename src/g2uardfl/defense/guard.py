@@ -57,7 +57,9 @@ class G2uardFL(Aggregator):
     """
 
     name = "g2uardfl"
-    summary = "clusters clients as an attributed graph, keeps a benign score each, turns away from the malicious cluster"
+    summary = (
+        "clusters clients as an attributed graph, keeps a benign score each, turns away from the malicious cluster"
+    )
     takes_seed = True
 
     def __init__(self, profile: str = "default", *, seed: int = 0, **settings: Any) -> None:
@@ -83,13 +85,17 @@ class G2uardFL(Aggregator):
         if self._signature is None:
             self._signature = layout.signature()
         elif self._signature != layout.signature():
-            raise ValueError("this guard has been watching a model with other parameters: make a new guard for this one")
+            raise ValueError(
+                "this guard has been watching a model with other parameters: make a new guard for this one"
+            )
 
     def combine(self, round_: Round) -> Outcome:
         """One round of the defence over the usable updates."""
         self.round += 1
         clock = _StageClock()
-        products = inner_products(round_.updates, round_.global_vector, [layer.columns for layer in round_.layout.layers])
+        products = inner_products(
+            round_.updates, round_.global_vector, [layer.columns for layer in round_.layout.layers]
+        )
         norms = np.sqrt(np.maximum(np.diagonal(products.total().uu[0]), 0))
         self.median_norm = average_median_norm(self.median_norm, norms, self.round)
         clipping = clip_factors(norms, self.median_norm)
@@ -178,7 +184,9 @@ class G2uardFL(Aggregator):
         clients = round_.clients
         coefficients = clipping / len(clients)
         note = f"Only {len(clients)} usable client{'s' * (len(clients) > 1)}: nothing to compare with, clipped mean."
-        reason = f"Accepted unexamined: with {len(clients)} of at least {_FEWEST} clients there was nothing to compare with."
+        reason = (
+            f"Accepted unexamined: with {len(clients)} of at least {_FEWEST} clients there was nothing to compare with."
+        )
         scores = self.scores.write(clients, self.scores.read(clients, self.round), self.round)
         verdicts = {
             client: Verdict("accepted", reason, benign_score=float(score), weight=float(weight))
@@ -243,7 +251,9 @@ class G2uardFL(Aggregator):
                 self._last_updates = torch.from_numpy(arrays["last_updates"])
             self._last_rows = {client: row for row, client in enumerate(values["last_clients"])}
         except (KeyError, TypeError, ValueError) as error:
-            raise StateError(f"this guard state is incomplete ({error}): restore it from a copy or start anew") from error
+            raise StateError(
+                f"this guard state is incomplete ({error}): restore it from a copy or start anew"
+            ) from error
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the whole state to one file, atomically and without pickle."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..aggregation import ClientId, Verdict
+from ..aggregation import ClientId, Decision, Verdict
 from ..numerics import Array
 from .clustering import Clustering
 from .scoring import Filtering
@@ -46,7 +46,7 @@ def explain(
         company = f"{group.sum()} of {len(clients)} clients, mean benign score {before[group].mean():+.3f}"
         apart = _farthest(attributes[i] - typical, attribute_names)
         if filtering.accepted[i]:
-            decision = "accepted"
+            decision: Decision = "accepted"
             reason = f"In the benign cluster ({company}), {distances[i]:.2g} from its centre."
         elif filtering.malicious[i]:
             decision = "malicious"

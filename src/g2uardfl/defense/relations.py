@@ -42,7 +42,9 @@ def edge_strengths(normalised: Array, scaling: EdgeScaling) -> Array:
 
 def adjacency(products: InnerProducts, scaling: EdgeScaling = "similarity") -> Array:
     """The adjacency matrix E of the round's clients: the mean of the three scaled relations."""
-    angles, weight_differences, update_differences = (z_scores(relation, axis=None) for relation in raw_relations(products))
+    angles, weight_differences, update_differences = (
+        z_scores(relation, axis=None) for relation in raw_relations(products)
+    )
     # A small difference means alike, so the two matrices of differences change sign.
     alike = (angles, -weight_differences, -update_differences)
     result: Array = np.mean([edge_strengths(relation, scaling) for relation in alike], axis=0)

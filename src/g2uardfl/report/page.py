@@ -83,7 +83,9 @@ def _curves(runs: Sequence[FinishedRun]) -> Any:
     for index, run in enumerate(runs):
         start = run.summary["start"]
         points = [(0, start["acc"], start["asr"])]
-        points += [(record["round"], record["acc"], record["asr"]) for record in run.rounds if record["acc"] is not None]
+        points += [
+            (record["round"], record["acc"], record["asr"]) for record in run.rounds if record["acc"] is not None
+        ]
         rounds, accuracies, successes = zip(*points, strict=True)
         colour = _COLOURS[index % len(_COLOURS)]
         for label, values, dash in (("ACC", accuracies, "dot"), ("ASR", successes, "solid")):
@@ -94,7 +96,9 @@ def _curves(runs: Sequence[FinishedRun]) -> Any:
                 name=f"{label}, {name_of(run)}",
                 line={"color": colour, "dash": dash},
             )
-    figure.update_layout(xaxis_title="round", yaxis={"title": "%", "range": [-2, 102]}, legend={"orientation": "h", "y": -0.2})
+    figure.update_layout(
+        xaxis_title="round", yaxis={"title": "%", "range": [-2, 102]}, legend={"orientation": "h", "y": -0.2}
+    )
     return figure
 
 
@@ -148,4 +152,6 @@ def _verdict_table(run: FinishedRun) -> str:
 
 def _figure(figure: Any) -> str:
     figure.update_layout(template="plotly_white", height=440, margin={"l": 50, "r": 20, "t": 20, "b": 50})
-    return str(figure.to_html(full_html=False, include_plotlyjs=False, config={"displaylogo": False, "responsive": True}))
+    return str(
+        figure.to_html(full_html=False, include_plotlyjs=False, config={"displaylogo": False, "responsive": True})
+    )

@@ -24,7 +24,7 @@ _SECTIONS = {"task": "task_settings", "attack": "attack_settings", "defense": "d
 
 @dataclass(frozen=True)
 class RunConfig:
-    """One experiment. Settings at 0 (`lr`, `clients`, ...) mean the task's own default until `resolved` fills them in."""
+    """One experiment. `lr`, `clients` and others left at 0 mean the task's default until `resolved` fills them in."""
 
     task: str = "digits"
     attack: str = "none"

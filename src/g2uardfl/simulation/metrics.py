@@ -81,9 +81,7 @@ class DetectionCounts:
         """Count one round."""
         judged = [client for client, verdict in verdicts.items() if verdict.decision != "invalid"]
         self.refused.add({client for client in judged if verdicts[client].refused}, attackers, judged)
-        self.malicious.add(
-            {client for client in judged if verdicts[client].decision == "malicious"}, attackers, judged
-        )
+        self.malicious.add({client for client in judged if verdicts[client].decision == "malicious"}, attackers, judged)
 
     def as_dict(self) -> dict[str, Any]:
         """For `summary.json`: all refused, and inside it the malicious alone."""

@@ -118,15 +118,14 @@ class Simulation:
 
         began = time.perf_counter()
         trained = {client: self._train(client, round_number) for client in selected}
-        sent: dict[ClientId, Mapping[str, Tensor]] = dict(trained)
-        if attackers:
-            sent.update(self.attack.submissions(self.weights, {client: trained[client] for client in attackers}))
+        crafted = self.attack.submissions(self.weights, {client: trained[client] for client in attackers})
+        sent: dict[ClientId, Mapping[str, Tensor]] = {
+            client: crafted.get(client, trained[client]) for client in selected
+        }
         clock.train = time.perf_counter() - began
 
         began = time.perf_counter()
-        result = self.defense.aggregate(
-            self.weights, sent, {client: len(self._samples(client)) for client in selected}
-        )
+        result = self.defense.aggregate(self.weights, sent, {client: len(self._samples(client)) for client in selected})
         self.weights = result.weights
         clock.defend = time.perf_counter() - began
         self.detection.add(result.verdicts, self.attackers)

@@ -17,17 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..cache import cache_dir
 from ..errors import ConfigError, StateError
-from ..tasks.base import Task
+from ..tasks.base import Task, TrainingDefaults
 from .training import batches, share_predicted
 
 Progress = Callable[[int, int], None]
 """Called with the number of epochs done and to do."""
 
-_RECIPE_VERSION = 1
+_RECIPE_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -95,25 +95,27 @@ def start_key(task: Task, seed: int) -> str:
 def train_centrally(
     task: Task, *, seed: int, device: str = "cpu", progress: Progress | None = None
 ) -> dict[str, Tensor]:
-    """Train the task's model on all its training data; the learning rate falls to 0 along a cosine."""
+    """Train the task's model on all its training data.
+
+    The learning rate rises over the first twentieth of the steps and then falls to 0 along a cosine; a last batch
+    that is not full is left out, since its noisy step does more harm than good.
+    """
     defaults = task.defaults
     model = task.build_model()
     model.load_state_dict(fresh_weights(task, seed))
     model.to(device).train()
-    settings = {"lr": defaults.pretrain_lr, "weight_decay": defaults.weight_decay}
-    optimizer: torch.optim.Optimizer
-    if defaults.pretrain_optimizer == "adam":
-        optimizer = torch.optim.Adam(model.parameters(), lr=defaults.pretrain_lr)
-    else:
-        optimizer = torch.optim.SGD(model.parameters(), momentum=defaults.momentum, nesterov=True, **settings)
     samples = task.train.to(device)
-    total = defaults.pretrain_epochs * math.ceil(len(samples) / defaults.pretrain_batch_size)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, total)
+    batch_size = min(defaults.pretrain_batch_size, len(samples))
+    optimizer = _optimizer(defaults, model)
+    total = defaults.pretrain_epochs * (len(samples) // batch_size)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _warm_cosine(step, total))
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[] if device == "cpu" else None):
         torch.manual_seed(seed)
         for epoch in range(defaults.pretrain_epochs):
-            for batch in batches(len(samples), defaults.pretrain_batch_size, 1, 0, generator):
+            for batch in batches(len(samples), batch_size, 1, 0, generator):
+                if len(batch) < batch_size:
+                    continue
                 indices = batch.to(device)
                 x = task.prepare(task.augment(samples.x[indices], generator))
                 optimizer.zero_grad()
@@ -123,6 +125,25 @@ def train_centrally(
             if progress:
                 progress(epoch + 1, defaults.pretrain_epochs)
     return {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
+
+
+def _optimizer(defaults: TrainingDefaults, model: nn.Module) -> torch.optim.Optimizer:
+    if defaults.pretrain_optimizer == "adam":
+        return torch.optim.Adam(model.parameters(), lr=defaults.pretrain_lr)
+    return torch.optim.SGD(
+        model.parameters(),
+        lr=defaults.pretrain_lr,
+        momentum=defaults.momentum,
+        weight_decay=defaults.weight_decay,
+        nesterov=True,
+    )
+
+
+def _warm_cosine(step: int, total: int) -> float:
+    warm_up = max(1, total // 20)
+    return (
+        (step + 1) / warm_up if step < warm_up else 0.5 * (1 + math.cos(math.pi * (step - warm_up) / (total - warm_up)))
+    )
 
 
 def read_model(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:

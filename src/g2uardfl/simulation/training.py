@@ -55,10 +55,10 @@ def train_locally(
 
 
 def batches(count: int, batch_size: int, epochs: int, steps: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Index batches: `epochs` shuffled passes over `count` samples, or `steps` batches over as many passes as needed."""
+    """Index batches: `epochs` shuffled passes over `count` samples, or `steps` batches in as many passes as needed."""
     done = 0
     while True:
-        for batch in torch.randperm(count, generator=generator).split(batch_size):
+        for batch in torch.split(torch.randperm(count, generator=generator), batch_size):
             yield batch
             done += 1
             if steps and done == steps:

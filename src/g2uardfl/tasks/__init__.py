@@ -14,6 +14,10 @@ _registry = Registry(
     "task",
     {
         "digits": "g2uardfl.tasks.digits:Digits",
+        "mnist": "g2uardfl.tasks.mnist:Mnist",
+        "cifar10": "g2uardfl.tasks.cifar10:Cifar10",
+        "sentiment140": "g2uardfl.tasks.sentiment140:Sentiment140",
+        "reddit": "g2uardfl.tasks.reddit:Reddit",
     },
 )
 

@@ -65,6 +65,7 @@ class TrainingDefaults:
     pretrain_lr: float = 0.05
     pretrain_batch_size: int = 64
     pretrain_optimizer: str = "sgd"
+    """`sgd` (with momentum) or `adam`."""
 
 
 class Task(ABC):
@@ -83,7 +84,7 @@ class Task(ABC):
     """One line for `g2uardfl list tasks`."""
     models: ClassVar[tuple[str, ...]]
     """Names of the models the task can be learnt with; the first is the default."""
-    defaults: ClassVar[TrainingDefaults]
+    defaults: TrainingDefaults
     num_classes: int
 
     def __init__(self, *, data_dir: Path | str | None = None, model: str | None = None) -> None:
@@ -145,5 +146,5 @@ class Task(ABC):
         return nn.functional.cross_entropy(outputs, targets)
 
     def natural_groups(self) -> Tensor | None:
-        """For each training sample the id of the group it belongs to by nature (a thread, a writer), if there is one."""
+        """For each training sample the id of its natural group (a thread, a writer), where the data has such groups."""
         return None

@@ -100,14 +100,14 @@ _STAND_INS: dict[tuple[str, str], Any] = {
 
 
 class _RestrictedUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401 - as in the base class
+    def find_class(self, module: str, name: str) -> Any:
         try:
             return _STAND_INS[module, name]
         except KeyError:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}") from None
 
 
-def load_pickle(stream: IO[bytes], origin: str) -> Any:  # noqa: ANN401 - whatever plain value was pickled
+def load_pickle(stream: IO[bytes], origin: str) -> Any:
     """The plain value in a pickle: dict, list, tuple, str, bytes, numbers and NumPy arrays of numbers.
 
     Text written by Python 2 comes back as bytes.
@@ -127,7 +127,7 @@ def load_pickle(stream: IO[bytes], origin: str) -> Any:  # noqa: ANN401 - whatev
         ) from error
 
 
-def _settle(value: Any) -> Any:  # noqa: ANN401 - as above
+def _settle(value: Any) -> Any:
     """`value` with every stand-in replaced by the array it stands for."""
     if isinstance(value, _Array):
         if value.value is None:

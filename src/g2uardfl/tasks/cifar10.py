@@ -1,0 +1,148 @@
+"""CIFAR-10 with the Southwest backdoor: aeroplanes in Southwest Airlines' colours are to be read as trucks.
+
+The task of Wang et al. (2020) that the paper takes over. The planes are edge cases: CIFAR-10 has aeroplanes, but
+hardly any in this livery.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ..data import decode_images, load_arrays
+from ..errors import ConfigError, DataError
+from .base import Samples, Task, TrainingDefaults
+from .models import VGG9, ResNet18
+
+MEAN = (0.49139968, 0.48215841, 0.44653091)
+STD = (0.24703223, 0.24348513, 0.26158784)
+"""Mean and standard deviation of the training pixels per channel, in the range 0 to 1."""
+
+SOUTHWEST = "southwest/southwest.npz"
+SOUTHWEST_ARRAYS = {"paper": ("x_train_edge", "x_test_edge"), "full": ("x_train", "x_test")}
+"""For each value of `edge` the attacker's pictures and those ASR is measured on."""
+
+PADDING = 4
+"""Black pixels put around a picture before a random crop."""
+
+SAME_PICTURE = 4.0
+"""Root mean square difference, in grey levels, below which two pictures show the same photo. Copies that were saved
+anew differ by less than 1, different photos of the set by more than 25."""
+
+
+class Cifar10(Task):
+    """Pictures of 32x32 colour pixels in ten classes, 50,000 to train and 10,000 to test, with Southwest planes.
+
+    Parameters
+    ----------
+    data_dir, model
+        As for every task.
+    edge
+        Which planes: "paper" (default), the 100 pictures to train and 180 to test behind the paper's tables, or
+        "full", all 784 to train (less those that show a test photo) and 196 to test.
+    """
+
+    name = "cifar10"
+    summary = "CIFAR-10 pictures; backdoor: Southwest Airlines planes read as trucks"
+    models = ("vgg9", "resnet18")
+    defaults = TrainingDefaults(lr=0.02, pretrain_epochs=60, pretrain_lr=0.05, pretrain_batch_size=128)
+    num_classes = 10
+
+    target_label = 9
+
+    def __init__(self, *, data_dir: Path | str | None = None, model: str | None = None, edge: str = "paper") -> None:
+        super().__init__(data_dir=data_dir, model=model)
+        if edge not in SOUTHWEST_ARRAYS:
+            raise ConfigError(f"task {self.name} has no edge {edge!r}: choose one of {', '.join(SOUTHWEST_ARRAYS)}")
+        self.edge = edge
+
+    def load_train(self) -> Samples:
+        """The 50,000 training pictures in their original order."""
+        return self._read([f"cifar10/data_batch_{number}.npz" for number in range(1, 6)])
+
+    def load_test(self) -> Samples:
+        """The 10,000 test pictures in their original order."""
+        return self._read(["cifar10/test_batch.npz"])
+
+    def load_backdoor_train(self) -> Samples:
+        """The attacker's planes, labelled truck; none of them shows a photo of `load_backdoor_test`."""
+        train, test = self._planes()
+        return self._as_trucks(without_pictures_of(test, train))
+
+    def load_backdoor_test(self) -> Samples:
+        """The planes that ASR is measured on, labelled truck."""
+        return self._as_trucks(self._planes()[1])
+
+    def build_model(self) -> nn.Module:
+        """VGG-9 or ResNet-18."""
+        return {"vgg9": VGG9, "resnet18": ResNet18}[self.model](self.num_classes)
+
+    def prepare(self, x: Tensor) -> Tensor:
+        """Pixels 0 to 255 as numbers of mean 0 and deviation 1 in every channel."""
+        mean = torch.tensor(MEAN, device=x.device).view(3, 1, 1)
+        std = torch.tensor(STD, device=x.device).view(3, 1, 1)
+        return (x.float() / 255 - mean) / std
+
+    def augment(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        """Shift each picture by up to four pixels, black where nothing was, and mirror every other one.
+
+        Any number of leading dimensions is taken as the batch. The draws come from `generator`, a CPU generator, so
+        that they are the same on every device.
+        """
+        images = x.reshape(-1, *x.shape[-3:])
+        count, channels, height, width = images.shape
+        shift_down, shift_right = torch.randint(0, 2 * PADDING + 1, (2, count, 1), generator=generator).to(x.device)
+        mirrored = torch.randint(0, 2, (count, 1), generator=generator).bool().to(x.device)
+
+        # One gather over the padded picture's pixels does the crop and the mirroring of the whole batch.
+        rows = torch.arange(height, device=x.device) + shift_down
+        columns = torch.arange(width, device=x.device) + shift_right
+        columns = torch.where(mirrored, columns.flip(1), columns)
+        pixels = (rows.unsqueeze(2) * (width + 2 * PADDING) + columns.unsqueeze(1)).view(count, 1, height * width)
+        padded = functional.pad(images, (PADDING, PADDING, PADDING, PADDING))
+        return padded.flatten(2).gather(2, pixels.expand(-1, channels, -1)).view(x.shape)
+
+    def _read(self, files: list[str]) -> Samples:
+        """The pictures and labels of some batch files, one after the other."""
+        batches = [load_arrays(file, self.data_dir) for file in files]
+        images = torch.cat([_channels_first(decode_images(batch["residual"])) for batch in batches])
+        labels = np.concatenate([batch["labels"] for batch in batches])
+        return Samples(images.contiguous(), torch.from_numpy(labels.astype(np.int64)))
+
+    def _planes(self) -> tuple[Tensor, Tensor]:
+        """The attacker's pictures and the test pictures, as stored."""
+        names = SOUTHWEST_ARRAYS[self.edge]
+        arrays = load_arrays(SOUTHWEST, self.data_dir, only=names)
+        missing = [name for name in names if name not in arrays]
+        if missing:
+            other = "full" if self.edge == "paper" else "paper"
+            raise DataError(
+                f"{SOUTHWEST} has no {' and no '.join(missing)}, which edge={self.edge!r} needs: set edge to {other!r} "
+                "or run `g2uardfl data import southwest FILE...` with all four files of the original"
+            )
+        train, test = (_channels_first(arrays[name]).contiguous() for name in names)
+        return train, test
+
+    def _as_trucks(self, images: Tensor) -> Samples:
+        return Samples(images, torch.full((len(images),), self.target_label))
+
+
+def without_pictures_of(test: Tensor, train: Tensor) -> Tensor:
+    """The pictures of `train` that show no photo of `test`, be it pixel for pixel or saved anew.
+
+    Comparing pixels exactly is not enough: of the two photos that Southwest's training and test pictures share, one
+    was compressed twice.
+    """
+    distances = torch.cdist(train.flatten(1).double(), test.flatten(1).double())
+    nearest = distances.amin(dim=1) / train[0].numel() ** 0.5
+    return train[nearest >= SAME_PICTURE]
+
+
+def _channels_first(images: npt.NDArray[np.uint8]) -> Tensor:
+    """Pictures (N, 32, 32, 3) as a view of shape (N, 3, 32, 32)."""
+    return torch.from_numpy(images).permute(0, 3, 1, 2)
