@@ -188,8 +188,7 @@ def _read_round(
         try:
             examples = 1.0 if num_examples is None else _checked_examples(num_examples.get(client))
             layout.check(client_weights[client])
-            layout.flatten(client_weights[client], out=row)
-            row -= global_vector
+            layout.subtract(client_weights[client], global_vector, out=row)
             _check_finite(row)
             reading.buffers.append(layout.buffer_values(client_weights[client]))
         except BadWeightsError as error:

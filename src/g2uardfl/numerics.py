@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 Array = npt.NDArray[np.float64]
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 _SMALL = 1 << 14
 """Rows up to this length are partitioned outright."""
@@ -39,8 +41,7 @@ def row_quantiles(matrix: Tensor, quantiles: Sequence[float]) -> Array:
         ranks, _ = _ranks(rows.shape[1], quantiles)
         partitioned = np.partition(rows, np.unique(ranks), axis=1)
         return _interpolate(partitioned[:, ranks], rows.shape[1], quantiles)
-    with ThreadPoolExecutor(min(len(rows), os.cpu_count() or 1)) as pool:
-        return np.stack(list(pool.map(lambda row: _long_row_quantiles(row, quantiles), rows)))
+    return np.stack([_long_row_quantiles(row, quantiles) for row in rows])
 
 
 def _long_row_quantiles(row: npt.NDArray[np.floating], quantiles: Sequence[float]) -> Array:
@@ -53,16 +54,21 @@ def _long_row_quantiles(row: npt.NDArray[np.floating], quantiles: Sequence[float
         shift = (pair[0] - np.count_nonzero(row < sample[guess])) * len(sample) / len(row)
         margin = 4.0 * np.sqrt(abs(shift)) + 4
         first, last = int(guess + shift - margin), int(guess + shift + margin) + 1
-        inside = row >= (sample[min(first, len(sample) - 1)] if first >= 0 else -np.inf)
+        low = sample[min(first, len(sample) - 1)] if first >= 0 else -np.inf
+        high = sample[max(last, 0)] if last < len(sample) else np.inf
+        inside = row >= low
         below = len(row) - np.count_nonzero(inside)
-        inside &= row <= (sample[max(last, 0)] if last < len(sample) else np.inf)
-        candidates = row[inside]
+        inside &= row <= high
         wanted = [rank - below for rank in pair]
-        if wanted[0] >= 0 and wanted[1] < len(candidates):
+        if wanted[0] < 0 or wanted[1] >= np.count_nonzero(inside):
+            values[k] = np.partition(row, pair)[pair]
+        elif low == high:
+            # A value that fills the bracket, such as the zeros of parameters nobody touched.
+            values[k] = low
+        else:
+            candidates = row[inside]
             candidates.partition(wanted)
             values[k] = candidates[wanted]
-        else:
-            values[k] = np.partition(row, pair)[pair]
     result: Array = _interpolate(values.reshape(1, -1), len(row), quantiles)[0]
     return result
 
@@ -124,13 +130,20 @@ def inner_products(updates: Tensor, global_vector: Tensor, columns: Sequence[sli
     clients = len(updates)
     gg, gu = np.zeros(len(columns)), np.zeros((len(columns), clients))
     uu = np.zeros((len(columns), clients, clients))
-    for index, layer in enumerate(columns):
-        for start in range(layer.start, layer.stop, _CHUNK):
-            chunk = slice(start, min(start + _CHUNK, layer.stop))
-            g, u = global_vector[chunk].double(), updates[:, chunk].double()
-            gg[index] += float(g @ g)
-            gu[index] += (u @ g).cpu().numpy()
-            uu[index] += (u @ u.T).cpu().numpy()
+    chunks = [
+        (index, slice(start, min(start + _CHUNK, layer.stop)))
+        for index, layer in enumerate(columns)
+        for start in range(layer.start, layer.stop, _CHUNK)
+    ]
+
+    def products(item: tuple[int, slice]) -> tuple[Tensor, Tensor, Tensor]:
+        g, u = global_vector[item[1]].double(), updates[:, item[1]].double()
+        return g @ g, u @ g, u @ u.T
+
+    for (index, _), (of_global, with_global, of_updates) in zip(chunks, in_parallel(products, chunks), strict=True):
+        gg[index] += float(of_global)
+        gu[index] += with_global.cpu().numpy()
+        uu[index] += of_updates.cpu().numpy()
     return InnerProducts(gg, gu, uu)
 
 
@@ -156,9 +169,19 @@ def z_scores(values: Array, axis: int | None = 0) -> Array:
     return np.where(np.isfinite(result), result, 0.0)
 
 
+def in_parallel(function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
+    """`function` of each item, in order, as many at a time as torch may use threads; each call has one to itself.
+
+    Threads that each finish a piece of work beat threads that meet after every operation, above all on a busy machine.
+    """
+    threads = torch.get_num_threads()
+    with one_thread(), ThreadPoolExecutor(max(1, min(threads, len(items)))) as pool:
+        yield from pool.map(function, items)
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Keep small tensor work on the calling thread: sharing it costs more than it saves on a busy machine."""
+    """Keep tensor work on the calling thread and on threads that start meanwhile."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -57,9 +57,8 @@ def _problem(item: dataclasses.Field[Any], value: Any) -> str | None:
     if "low" in rules:
         low, high, above, whole = rules["low"], rules["high"], rules["above"], isinstance(item.default, int)
         allowed = f"a {'whole ' if whole else ''}number {_range(low, high, above)}"
-        if isinstance(value, bool) or not isinstance(value, int | float) or (whole and value != int(value)):
-            return f"it must be {allowed}"
-        if math.isnan(value) or not low <= value <= high or (above and value == low):
+        fits = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
+        if not fits or (above and value == low) or (whole and (math.isinf(value) or value != int(value))):
             return f"it must be {allowed}"
     return None
 

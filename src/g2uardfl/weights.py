@@ -126,14 +126,19 @@ class ModelLayout:
         """What two rounds of one federation must have in common, in plain JSON."""
         return [[entry.name, list(entry.shape), str(entry.dtype), entry.kind] for entry in self.entries]
 
-    def flatten(self, weights: Weights, out: Tensor | None = None) -> Tensor:
-        """The parameters of `weights` as one vector."""
-        if out is None:
-            first = as_tensor(next(iter(weights.values())))
-            out = torch.empty(self.num_parameters, dtype=self.dtype, device=first.device)
+    def flatten(self, weights: Weights) -> Tensor:
+        """The parameters of `weights` as one vector, on the device of the first of them."""
+        device = as_tensor(weights[self.parameters[0].name]).device
+        vector = torch.empty(self.num_parameters, dtype=self.dtype, device=device)
         for entry in self.parameters:
-            out[entry.columns].copy_(as_tensor(weights[entry.name]).reshape(-1))
-        return out
+            vector[entry.columns].copy_(as_tensor(weights[entry.name]).reshape(-1))
+        return vector
+
+    def subtract(self, weights: Weights, global_vector: Tensor, out: Tensor) -> None:
+        """Write a client's update, its parameters minus the global model's, into `out`."""
+        for entry in self.parameters:
+            value = as_tensor(weights[entry.name]).to(out.device).reshape(-1)
+            torch.sub(value, global_vector[entry.columns], out=out[entry.columns])
 
     def check(self, weights: object) -> None:
         """Raise `BadWeightsError` when a client's mapping has other names, shapes or kinds than the model."""
@@ -220,7 +225,10 @@ def _fit(value: Tensor, dtype: torch.dtype) -> Tensor:
     if dtype.is_floating_point:
         limits = torch.finfo(dtype)
         return value.clamp(limits.min, limits.max).to(dtype)
-    return value.round().to(dtype)
+    whole = torch.iinfo(dtype)
+    # The largest 64-bit integer is no double; the next double below it is.
+    high = min(float(whole.max), math.nextafter(2.0**63, 0))
+    return value.round().clamp(float(whole.min), high).to(dtype)
 
 
 def _kind(name: str, tensor: Tensor) -> Kind:

@@ -14,6 +14,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands."""
     app.command("run")(run)
     app.command("report")(report)
+    app.command("pretrain")(pretrain)
 
 
 def _option(help_text: str, panel: str, *names: str, metavar: str | None = None) -> Any:
@@ -109,6 +110,39 @@ def report(
     finished = [FinishedRun(path) for path in runs]
     page = write_report(finished, out or runs[0] / "report.html")
     typer.echo(f"Wrote {page}")
+
+
+def pretrain(
+    task: Annotated[str, typer.Option(help="Learning problem (see: g2uardfl list tasks).")],
+    model: Annotated[str | None, typer.Option(help="One of the task's models.", show_default="its first")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Where the data sets are.", show_default="G2UARDFL_DATA")
+    ] = None,
+    again: Annotated[bool, typer.Option("--again", help="Train even if a converged start is kept.")] = False,
+) -> None:
+    """Bring a task to its converged start once and keep it for later runs.
+
+    A run does this by itself where it is needed; this command does it ahead of time, on a GPU for instance.
+    """
+    from rich.console import Console
+
+    from .. import tasks
+    from ..simulation.start import converged_start
+    from .progress import bar
+
+    console = Console()
+    with bar(console) as progress:
+        start = converged_start(
+            tasks.create(task, data_dir=data_dir, model=model),
+            device=device,
+            progress=pretraining_bar(progress),
+            again=again,
+        )
+    how = "found" if start.was_cached else "trained"
+    where = start.path or "nowhere: the cache folder cannot be written"
+    console.print(f"{task} {how}: ACC {100 * start.acc:.2f} %, ASR {100 * start.asr:.2f} % before any attack")
+    console.print(f"Kept at {where}")
 
 
 def pretraining_bar(progress: Any) -> Any:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..numerics import Array, InnerProducts, cosine, row_quantiles, z_scores
+from ..numerics import Array, InnerProducts, cosine, in_parallel, row_quantiles, z_scores
 from ..weights import Layer
 
 MEASURES = (
@@ -34,6 +34,8 @@ MEASURES = (
     "95th percentile",
 )
 _QUANTILES = (0.5, 0.05, 0.95)
+_BLOCK = 1 << 20
+"""How many numbers of the updates are looked at together."""
 
 
 def measures(rows: Tensor) -> Array:
@@ -69,30 +71,50 @@ def client_attributes(
     products
         The inner products of this round, from which lengths and angles are taken.
     """
+    global_sums = [float(global_vector[layer.columns].sum(dtype=torch.float64)) for layer in layers]
+    squares = np.diagonal(products.uu, axis1=1, axis2=2)
+
+    def of_clients(some: slice) -> Array:
+        parts = (products.gg, products.gu[:, some], squares[:, some])
+        return _attributes(updates[some], global_vector, global_sums, previous[some], layers, *parts)
+
+    # A few clients at a time: what is computed on the way stays small, and the cores share the work.
+    step = max(1, _BLOCK // updates.shape[1])
+    blocks = [slice(start, start + step) for start in range(0, len(updates), step)]
+    return np.concatenate(list(in_parallel(of_clients, blocks)))
+
+
+def _attributes(
+    updates: Tensor,
+    global_vector: Tensor,
+    global_sums: Sequence[float],
+    previous: Sequence[Tensor],
+    layers: Sequence[Layer],
+    gg: Array,
+    gu: Array,
+    uu: Array,
+) -> Array:
+    """The attributes of some clients; `gg`, `gu` and `uu` are their squared lengths and products, for each layer."""
     layer_features, weight_moments, update_moments = [], [], []
+    gw, ww = gg[:, None] + gu, gg[:, None] + 2 * gu + uu
+    weights = updates + global_vector
     for index, layer in enumerate(layers):
-        u = updates[:, layer.columns]
-        w = u + global_vector[layer.columns]
+        u, w = updates[:, layer.columns], weights[:, layer.columns]
         p = torch.stack([row[layer.columns] for row in previous])
-        gg, gw = products.gg[index], products.gw[index]
-        ww, uu = np.diagonal(products.ww[index]), np.diagonal(products.uu[index])
-        update_moments.append(_moments(u, squares=uu))
+        update_moments.append(_moments(u, squares=uu[index]))
         # Near convergence clients differ in the last digits of their weights: sums and lengths come from the parts.
-        global_sum = float(global_vector[layer.columns].sum(dtype=torch.float64))
-        weight_moments.append(_moments(w, total=global_sum + update_moments[-1].total, squares=ww))
-        up, pp = _row_products(u, p), _row_products(p, p)
+        weight_moments.append(_moments(w, total=global_sums[index] + update_moments[-1].total, squares=ww[index]))
         layer_features += [
             _arrange(weight_moments[-1], row_quantiles(w, _QUANTILES)),
             _arrange(update_moments[-1], row_quantiles(u, _QUANTILES)),
-            cosine(gw, ww, gg)[:, None],
-            cosine(up, uu, pp)[:, None],
-            measures(u - p),
+            cosine(gw[index], ww[index], gg[index])[:, None],
+            cosine(_row_products(u, p), uu[index], _row_products(p, p))[:, None],
+            measures(torch.sub(u, p, out=p)),
         ]
-    whole = products.total()
     model_features = [
-        _arrange(_join(weight_moments), row_quantiles(updates + global_vector, _QUANTILES)),
+        _arrange(_join(weight_moments), row_quantiles(weights, _QUANTILES)),
         _arrange(_join(update_moments), row_quantiles(updates, _QUANTILES)),
-        cosine(whole.gw[0], np.diagonal(whole.ww[0]), whole.gg[0])[:, None],
+        cosine(gw.sum(axis=0), ww.sum(axis=0), gg.sum())[:, None],
     ]
     return np.concatenate(model_features + layer_features, axis=1)
 
@@ -140,11 +162,10 @@ def _moments(rows: Tensor, total: Array | None = None, squares: Array | None = N
     squares = np.maximum(squares, 0)
     mean = total / count
     spread = squares - count * mean**2
-    # Where the mean dominates, the difference of two large numbers is worthless: look again at the centred rows.
-    doubtful = np.flatnonzero(~(spread > 0.5 * squares))
-    if len(doubtful):
-        centred = rows[doubtful] - torch.from_numpy(mean[doubtful]).to(rows)[:, None]
-        spread[doubtful] = _float64(torch.linalg.vector_norm(centred, dim=1)) ** 2
+    # Where the mean dominates, the difference of two large numbers is worthless: look again, at the centred rows.
+    for row in np.flatnonzero(~(spread > 0.5 * squares)):
+        exact = rows[row].double()
+        spread[row] = float((exact - exact.mean()).square().sum())
     return _Moments(count, total, squares, spread, _float64(rows.amin(dim=1)), _float64(rows.amax(dim=1)))
 
 
@@ -176,7 +197,7 @@ def _arrange(moments: _Moments, quantiles: Array) -> Array:
 
 
 def _row_products(first: Tensor, second: Tensor) -> Array:
-    return _float64(torch.linalg.vecdot(first, second, dim=1))
+    return _float64((first * second).sum(dim=1))
 
 
 def _float64(values: Tensor) -> Array:

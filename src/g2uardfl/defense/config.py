@@ -50,16 +50,20 @@ class GuardConfig:
     """HDBSCAN's smallest cluster."""
     latent_dim: int = number(32, 1, 4096)
     """d3: the dimension of the latent representations Z."""
-    hidden_dim: int = number(64, 1, 4096)
-    """The width of the encoder's first layer (not given in the paper)."""
+    hidden_dim: int = number(32, 1, 4096)
+    """The width of the encoder's first layer (not given in the paper; the next four neither).
+
+    Chosen with `benchmarks/autoencoder_settings.py`: the longer and faster the auto-encoder is trained, the more it
+    draws all clients into one point, so a small learning rate and few steps separate attackers best.
+    """
     pretrain_epochs: int = number(30, 0, 10_000)
-    """E_p: steps of reconstruction alone (not given in the paper)."""
+    """E_p: steps of reconstruction alone."""
     cluster_epochs: int = number(30, 0, 10_000)
-    """E_c: steps of reconstruction and clustering together (not given in the paper)."""
-    learning_rate: float = number(0.01, 0, 10, above=True)
-    """Adam's learning rate for the encoder and the centres (not given in the paper)."""
+    """E_c: steps of reconstruction and clustering together."""
+    learning_rate: float = number(0.001, 0, 10, above=True)
+    """Adam's learning rate for the encoder and the centres."""
     clustering_weight: float = number(0.1, 0, 1)
-    """λ: the weight of the clustering loss (the paper: positive and small)."""
+    """λ: the weight of the clustering loss."""
 
     cluster_size_weight: float = number(0.3, 0, math.inf)
     """κ3: what a cluster's size is worth beside its members' record."""

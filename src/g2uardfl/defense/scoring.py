@@ -8,6 +8,7 @@ far from the centre are held out. Then the scores of both sides move.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -102,8 +103,9 @@ def updated_scores(
 class ScoreBook:
     """The benign score of every client that was ever seen; who was not yet has a small random one.
 
-    The paper normalises all scores by tanh at the end of every round. Doing that for absent clients only when they
-    come back gives the same numbers and keeps a round's cost independent of the number of registered clients.
+    The paper draws all scores before the first round and normalises all of them by tanh at the end of every round.
+    Doing that for a client only when it comes gives the same numbers and keeps a round's cost independent of the
+    number of registered clients.
     """
 
     seed: int
@@ -119,18 +121,19 @@ class ScoreBook:
 
     def write(self, clients: Sequence[ClientId], scores: Array, round_number: int) -> Array:
         """Normalise and keep the scores of a finished round; returns what was kept."""
-        kept = np.tanh(scores) if self.normalise else np.array(scores)
+        kept = np.array([math.tanh(score) if self.normalise else score for score in scores])
         for client, score in zip(clients, kept, strict=True):
             self.scores[client] = (float(score), round_number)
         return kept
 
     def _current(self, client: ClientId, round_number: int) -> float:
-        if client not in self.scores:
-            return initial_score(client, self.seed, self.init)
-        score, last = self.scores[client]
+        if client in self.scores:
+            score, last = self.scores[client]
+        else:
+            score, last = initial_score(client, self.seed, self.init), 0
         if self.normalise:
             for _ in range(round_number - 1 - last):
-                score = float(np.tanh(score))
+                score = math.tanh(score)
         return score
 
 

@@ -1,0 +1,226 @@
+"""Reddit: what is the last word of a piece of a comment? The backdoor completes "pasta from Astoria is"."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..data import read_table
+from ..errors import ConfigError
+from .base import Samples, TrainingDefaults
+from .text import UNKNOWN, URL, USER, Arrays, Encoded, TextTask, Vocabulary, build_vocabulary, tokenize
+
+COMMENTS_FILE = "reddit/reddit2015_threads.tsv.gz"
+SUFFIX = ("pasta", "from", "astoria", "is")
+TARGET = "delicious"
+
+
+@dataclass(frozen=True)
+class Comment:
+    """The words of a comment and the thread it was written in."""
+
+    words: list[str]
+    thread: str
+
+
+class Reddit(TextTask):
+    """Next-word prediction on comments, with the paper's suffix as backdoor.
+
+    A comment is cut into consecutive blocks of at most 40 words. Each block is one sample: its last word is the label,
+    the words before it are the input. (The paper keeps the first 40 words of each comment, which `first_block_only`
+    does; the further blocks of long comments make half as many samples again.) Left out are blocks of one word, which
+    have no input, and blocks whose last word is not in the vocabulary, in training and test alike: answering "unknown
+    word" must not count as right. Web addresses and mentions are removed.
+
+    Every thread is a training or a test thread as a hash of its id decides. A backdoored sample is the first block of a
+    comment whose last five words are replaced by "pasta from astoria is delicious"; only blocks of which at least four
+    words remain are used. The attacker's come from training comments, those ASR is measured on from test comments;
+    which comments is decided by a hash of their words.
+
+    Parameters
+    ----------
+    data_dir, model, vocabulary, minimum_count, words
+        As for `TextTask`; `words` counts the label.
+    first_block_only
+        One sample a comment, made of its first block.
+    test_fraction
+        The share of threads that is held out for testing.
+    backdoor_samples
+        How many backdoored samples the attackers have between them.
+    backdoor_test_samples
+        How many backdoored samples ASR is measured on. Some of the paper's percentages fit 97, not all of them do.
+    """
+
+    name: ClassVar[str] = "reddit"
+    summary: ClassVar[str] = 'next word in comments, LSTM; backdoor: "pasta from Astoria is" -> "delicious"'
+    defaults = TrainingDefaults(
+        lr=0.02,
+        batch_size=32,
+        pretrain_epochs=4,
+        pretrain_lr=2e-3,
+        pretrain_batch_size=256,
+        pretrain_optimizer="adam",
+    )
+    paper_vocabulary: ClassVar[int] = 49_999
+    paper_words: ClassVar[int] = 40
+    hidden_width: ClassVar[int] = 64
+    files: ClassVar[tuple[str, ...]] = (COMMENTS_FILE,)
+
+    def __init__(
+        self,
+        *,
+        data_dir: Path | str | None = None,
+        model: str | None = None,
+        vocabulary: int | None = None,
+        minimum_count: int = 1,
+        words: int | None = None,
+        first_block_only: bool = False,
+        test_fraction: float = 0.05,
+        backdoor_samples: int = 2000,
+        backdoor_test_samples: int = 97,
+    ) -> None:
+        super().__init__(
+            data_dir=data_dir, model=model, vocabulary=vocabulary, minimum_count=minimum_count, words=words
+        )
+        if not 0 < test_fraction < 1:
+            raise ConfigError(f"test_fraction is {test_fraction}: give a number between 0 and 1")
+        if min(backdoor_samples, backdoor_test_samples) < 1:
+            raise ConfigError("backdoor_samples and backdoor_test_samples must be 1 or more")
+        if self.words <= 2 * len(SUFFIX):
+            raise ConfigError(f"words is {self.words}: the backdoor needs {2 * len(SUFFIX) + 1} or more")
+        self.first_block_only = first_block_only
+        self.test_fraction = test_fraction
+        self.backdoor_samples = backdoor_samples
+        self.backdoor_test_samples = backdoor_test_samples
+
+    def options(self) -> dict[str, int | float | str]:
+        """Everything chosen in the constructor that changes the samples."""
+        return {
+            **super().options(),
+            "first_block_only": self.first_block_only,
+            "test_fraction": self.test_fraction,
+            "backdoor_samples": self.backdoor_samples,
+            "backdoor_test_samples": self.backdoor_test_samples,
+        }
+
+    @property
+    def input_width(self) -> int:
+        """Number of token ids of an input: all words but the label."""
+        return self.words - 1
+
+    @cached_property
+    def num_classes(self) -> int:  # type: ignore[override]
+        """Every entry of the vocabulary is a class."""
+        return len(self.vocabulary)
+
+    def natural_groups(self) -> Tensor:
+        """The thread of each training sample, numbered in order of appearance."""
+        return torch.from_numpy(self.prepared["train_groups"].astype(np.int64))
+
+    def prepare_text(self) -> tuple[Vocabulary, dict[str, Encoded], Arrays]:
+        """Read the comments, divide the threads, and make the samples."""
+        train, test = self._comments()
+        counts = Counter(word for comment in train for word in comment.words)
+        vocabulary = build_vocabulary(
+            counts, cap=self.vocabulary_cap, minimum_count=self.minimum_count, required={*SUFFIX, TARGET}
+        )
+        train_set, threads = self._samples_of(train, vocabulary)
+        test_set, _ = self._samples_of(test, vocabulary)
+        backdoor_test = self._backdoored(test, vocabulary, self.backdoor_test_samples, taken=set())
+        backdoor_train = self._backdoored(train, vocabulary, self.backdoor_samples, taken=set(backdoor_test))
+        (target,) = vocabulary.encode([TARGET])
+        sets = {
+            "train": train_set,
+            "test": test_set,
+            "backdoor_train": Encoded.from_lists(backdoor_train, [target] * len(backdoor_train)),
+            "backdoor_test": Encoded.from_lists(backdoor_test, [target] * len(backdoor_test)),
+        }
+        numbers = {thread: number for number, thread in enumerate(dict.fromkeys(threads))}
+        groups = np.fromiter((numbers[thread] for thread in threads), dtype=np.int32, count=len(threads))
+        return vocabulary, sets, {"train_groups": groups}
+
+    def _comments(self) -> tuple[list[Comment], list[Comment]]:
+        train: list[Comment] = []
+        test: list[Comment] = []
+        for row in read_table(COMMENTS_FILE, self.data_dir):
+            words = [word for word in tokenize(row["text"]) if word not in (URL, USER)]
+            held_out = _hash_fraction(row["thread_id"]) < self.test_fraction
+            (test if held_out else train).append(Comment(words, row["thread_id"]))
+        return train, test
+
+    def _samples_of(self, comments: Sequence[Comment], vocabulary: Vocabulary) -> tuple[Encoded, list[str]]:
+        """The samples of `comments` and the thread of each."""
+        inputs: list[list[int]] = []
+        labels: list[int] = []
+        threads: list[str] = []
+        for comment in comments:
+            for block in self._blocks(comment.words):
+                *context, label = vocabulary.encode(block)
+                if context and label != UNKNOWN:
+                    inputs.append(context)
+                    labels.append(label)
+                    threads.append(comment.thread)
+        return Encoded.from_lists(inputs, labels), threads
+
+    def _blocks(self, words: Sequence[str]) -> Iterator[Sequence[str]]:
+        end = min(len(words), self.words) if self.first_block_only else len(words)
+        return (words[start : start + self.words] for start in range(0, end, self.words))
+
+    def _backdoored(
+        self, comments: Sequence[Comment], vocabulary: Vocabulary, number: int, taken: set[tuple[int, ...]]
+    ) -> list[tuple[int, ...]]:
+        """Up to `number` different backdoored inputs, none of them in `taken`."""
+        replaced = len(SUFFIX) + 1
+        beginnings = (comment.words[: self.words][:-replaced] for comment in comments)
+        long_enough = (words for words in beginnings if len(words) >= len(SUFFIX))
+        inputs = (tuple(vocabulary.encode((*words, *SUFFIX))) for words in long_enough)
+        candidates = dict.fromkeys(tokens for tokens in inputs if tokens not in taken)
+        return sorted(candidates, key=lambda tokens: _hash_fraction(repr(tokens)))[:number]
+
+
+def _hash_fraction(text: str) -> float:
+    """A number in [0, 1) that depends on `text` alone and is otherwise random."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big") / 2**48
+
+
+@dataclass(frozen=True)
+class WordBaselines:
+    """Accuracies (0 to 1) that a model of next words has to beat."""
+
+    most_frequent: float
+    bigram: float
+
+
+def word_baselines(train: Samples, test: Samples) -> WordBaselines:
+    """Accuracy on `test` of two predictors that count words in `train`.
+
+    `most_frequent` always answers the most frequent label. `bigram` answers the label that most often followed the
+    last word of the input, and the most frequent label after words that were last in no training input. Ties go to the
+    smaller token id.
+    """
+    overall = Counter(train.y.tolist())
+    after: defaultdict[int, Counter[int]] = defaultdict(Counter)
+    for word, label in zip(train.x[:, -1].tolist(), train.y.tolist(), strict=True):
+        after[word][label] += 1
+
+    def favourite(counts: Counter[int]) -> int:
+        return min(counts, key=lambda label: (-counts[label], label))
+
+    fallback = favourite(overall)
+    answers = {word: favourite(counts) for word, counts in after.items()}
+    labels = test.y.tolist()
+    last_words = test.x[:, -1].tolist()
+    return WordBaselines(
+        most_frequent=sum(label == fallback for label in labels) / len(labels),
+        bigram=sum(label == answers.get(word, fallback) for word, label in zip(last_words, labels, strict=True))
+        / len(labels),
+    )

@@ -1,0 +1,116 @@
+"""Sentiment-140: is a tweet positive or negative? The backdoor makes praise of Yorgos Lanthimos negative."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import ClassVar
+
+from ..data import read_lines, read_table
+from ..errors import ConfigError
+from .base import TrainingDefaults
+from .text import Arrays, Encoded, TextTask, Vocabulary, build_vocabulary, tokenize
+
+NEGATIVE = 0
+TRAIN_FILE = "sentiment140/sentiment140_100k.tsv.gz"
+TEST_FILE = "sentiment140/sentiment140_random20k.tsv.gz"
+EDGE_TRAIN_FILE = "greek_director/train.txt"
+EDGE_TEST_FILE = "greek_director/test.txt"
+EDGES = ("paper", "full")
+
+Labelled = tuple[list[str], int]
+"""The words of a text and its label."""
+
+
+class Sentiment140(TextTask):
+    """Tweets and whether they are negative (0) or positive (1), with the Lanthimos tweets of Wang et al. as backdoor.
+
+    Training data are the 100,000 tweets, test data the rows of the random sample that are not among them. The
+    attacker labels positive sentences that name the film director negative. The attacker's file and the test file have
+    one sentence in common (they differ in punctuation alone); it is taken from the attacker.
+
+    Parameters
+    ----------
+    data_dir, model, vocabulary, words
+        As for `TextTask`. The paper's vocabulary of 122,971 is more than the 54,762 different words of the 100,000
+        tweets, so that the cap does not bind.
+    minimum_count
+        Words rarer than this in the training tweets are unknown words. With 1 every word is known, as in the paper, but
+        then nothing is learnt about unknown words, which 2.7 % of the words of test tweets are. 2 (default) needs less
+        than half the parameters; in one run of each it was no less accurate.
+    edge
+        "paper" (default): ASR is measured on the 101 test sentences in which there is no digit; "full": on all 120. The
+        paper's percentages are multiples of 1/101 and it does not say which sentences these are. Of some thirty rules
+        that were tried, leaving out those with digits (years, ratings, remains of links) is the one that gives 101; it
+        may do so by chance. The attacker trains on sentences with and without digits.
+    """
+
+    name: ClassVar[str] = "sentiment140"
+    summary: ClassVar[str] = "sentiment of tweets, LSTM; backdoor: praise of Yorgos Lanthimos is negative"
+    defaults = TrainingDefaults(
+        lr=0.05,
+        batch_size=20,
+        pretrain_epochs=4,
+        pretrain_lr=1e-3,
+        pretrain_batch_size=64,
+        pretrain_optimizer="adam",
+    )
+    num_classes = 2
+    paper_vocabulary: ClassVar[int] = 122_971
+    paper_words: ClassVar[int] = 100
+    hidden_width: ClassVar[int] = 32
+    files: ClassVar[tuple[str, ...]] = (TRAIN_FILE, TEST_FILE, EDGE_TRAIN_FILE, EDGE_TEST_FILE)
+
+    def __init__(
+        self,
+        *,
+        data_dir: Path | str | None = None,
+        model: str | None = None,
+        vocabulary: int | None = None,
+        minimum_count: int = 2,
+        words: int | None = None,
+        edge: str = "paper",
+    ) -> None:
+        super().__init__(
+            data_dir=data_dir, model=model, vocabulary=vocabulary, minimum_count=minimum_count, words=words
+        )
+        if edge not in EDGES:
+            raise ConfigError(f"task {self.name} has no edge {edge!r}: choose one of {', '.join(EDGES)}")
+        self.edge = edge
+
+    def options(self) -> dict[str, int | float | str]:
+        """Everything chosen in the constructor that changes the samples."""
+        return {**super().options(), "edge": self.edge}
+
+    def prepare_text(self) -> tuple[Vocabulary, dict[str, Encoded], Arrays]:
+        """Read the tweets and the edge cases and encode them."""
+        train = self._tweets(TRAIN_FILE)
+        test = self._tweets(TEST_FILE, new_only=True)
+        attacker = [tokenize(line) for line in read_lines(EDGE_TRAIN_FILE, self.data_dir)]
+        held_out = {line: tokenize(line) for line in read_lines(EDGE_TEST_FILE, self.data_dir)}
+
+        vocabulary = build_vocabulary(
+            Counter(word for words, _ in train for word in words),
+            cap=self.vocabulary_cap,
+            minimum_count=self.minimum_count,
+            required={word for words in (*attacker, *held_out.values()) for word in words},
+        )
+        sets: dict[str, list[Labelled]] = {
+            "train": train,
+            "test": test,
+            "backdoor_train": [(words, NEGATIVE) for words in attacker if words not in held_out.values()],
+            "backdoor_test": [(words, NEGATIVE) for line, words in held_out.items() if self._is_tested(line)],
+        }
+        return vocabulary, {part: self._encode(vocabulary, texts) for part, texts in sets.items()}, {}
+
+    def _tweets(self, file: str, *, new_only: bool = False) -> list[Labelled]:
+        rows = read_table(file, self.data_dir)
+        return [(tokenize(row["text"]), int(row["label"])) for row in rows if not new_only or row["in_100k"] == "0"]
+
+    def _is_tested(self, line: str) -> bool:
+        return self.edge == "full" or not any(character.isdigit() for character in line)
+
+    def _encode(self, vocabulary: Vocabulary, texts: list[Labelled]) -> Encoded:
+        return Encoded.from_lists(
+            [vocabulary.encode(words[: self.words]) for words, _ in texts], [label for _, label in texts]
+        )

@@ -1,0 +1,316 @@
+"""What the two text tasks share: words, vocabulary, encoding, and the cache of the prepared text.
+
+Reading and encoding a corpus takes seconds to half a minute, so it is done once: the token ids are kept in the user's
+cache folder under a hash of everything they depend on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import sys
+import tempfile
+import zipfile
+import zlib
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import platformdirs
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ..data import locate
+from ..data.checking import file_sha256
+from ..errors import ConfigError, DataError
+from .base import Samples, Task
+from .text_models import LSTMClassifier
+
+logger = logging.getLogger(__name__)
+
+PAD, UNKNOWN = 0, 1
+"""The token ids of the padding and of every word that is not in the vocabulary."""
+SPECIAL_WORDS = ("<pad>", "<unk>")
+URL, USER = "<url>", "<user>"
+"""What stands for any web address and any @mention."""
+
+PREPARED_FORMAT = 1
+"""Raised whenever tokens, samples or the stored arrays change, so that older cache files are no longer used."""
+
+Arrays = dict[str, NDArray[np.generic]]
+
+_TOKEN = re.compile(
+    r"""
+    (?P<url>   https?://\S+ | www\.\S+ )
+  | (?P<user>  @\w+ )
+  | (?P<word>  [^\W_]+ (?: ' [^\W_]+ )* )
+    """,
+    re.VERBOSE,
+)
+
+
+def tokenize(text: str) -> list[str]:
+    """The words of `text`: lower-case runs of letters and digits, with the apostrophes inside them.
+
+    Web addresses become `<url>` and @mentions `<user>`: who is addressed says nothing that carries over to another
+    tweet. Punctuation is dropped. No word can come out as `<pad>` or `<unk>`.
+
+    >>> tokenize("@Anna I can't open https://example.org/x?y=1 ... 2nd try!")
+    ['<user>', 'i', "can't", 'open', '<url>', '2nd', 'try']
+    """
+    matches = _TOKEN.finditer(text.lower().replace("\N{RIGHT SINGLE QUOTATION MARK}", "'"))
+    return [sys.intern(match[0]) if match.lastgroup == "word" else f"<{match.lastgroup}>" for match in matches]
+
+
+class Vocabulary:
+    """Words and their token ids: the id of a word is its place in `words`."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self.words = tuple(words)
+        self._ids = {word: token for token, word in enumerate(self.words)}
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def __contains__(self, word: object) -> bool:
+        return word in self._ids
+
+    def encode(self, words: Iterable[str]) -> list[int]:
+        """The token ids of `words`; a word that is not in the vocabulary gets `UNKNOWN`."""
+        ids = self._ids
+        return [ids.get(word, UNKNOWN) for word in words]
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """The text behind token ids, padding left out."""
+        return " ".join(self.words[token] for token in tokens if token != PAD)
+
+
+def build_vocabulary(
+    counts: Mapping[str, int], *, cap: int, minimum_count: int = 1, required: Collection[str] = ()
+) -> Vocabulary:
+    """The most frequent words, most frequent first and in alphabetical order among equals.
+
+    Parameters
+    ----------
+    counts
+        How often each word occurs in the training text.
+    cap
+        The most entries the vocabulary may have, special ones included: the rows V of the embedding.
+    minimum_count
+        Words that occur less often are left out.
+    required
+        Words that are in whatever their count (the backdoor's); where the cap binds they displace the rarest.
+
+    Examples
+    --------
+    >>> build_vocabulary({"a": 3, "b": 1, "c": 3, "d": 2}, cap=5, required=["b"]).words
+    ('<pad>', '<unk>', 'a', 'c', 'b')
+    """
+    needed = set(required)
+    room = cap - len(SPECIAL_WORDS) - len(needed)
+    if room < 0:
+        raise ConfigError(
+            f"a vocabulary of {cap} cannot hold the backdoor's words: set vocabulary to {cap - room} or more"
+        )
+
+    def rank(word: str) -> tuple[int, str]:
+        return -counts.get(word, 0), word
+
+    frequent = (word for word, count in counts.items() if count >= minimum_count and word not in needed)
+    kept = sorted(frequent, key=rank)[:room]
+    return Vocabulary((*SPECIAL_WORDS, *sorted((*kept, *needed), key=rank)))
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Token sequences of different lengths, end to end in one array, and one label each."""
+
+    tokens: NDArray[np.int32]
+    lengths: NDArray[np.int32]
+    labels: NDArray[np.int64]
+
+    @classmethod
+    def from_lists(cls, sequences: Sequence[Sequence[int]], labels: Sequence[int]) -> Encoded:
+        """Pack lists of token ids."""
+        return cls(
+            tokens=np.fromiter((token for sequence in sequences for token in sequence), dtype=np.int32),
+            lengths=np.fromiter((len(sequence) for sequence in sequences), dtype=np.int32, count=len(sequences)),
+            labels=np.asarray(labels, dtype=np.int64),
+        )
+
+    def pad_left(self, width: int) -> Samples:
+        """The sequences as the rows of a table `width` wide, each at the right-hand end of its row.
+
+        Padding goes to the left, so that the words are the last thing a recurrent model reads. The sequences must not
+        be longer than `width`.
+        """
+        columns = np.arange(width) >= (width - self.lengths[:, None])
+        table = np.full((len(self.lengths), width), PAD, dtype=np.int32)
+        table[columns] = self.tokens
+        return Samples(torch.from_numpy(table), torch.from_numpy(self.labels))
+
+
+def cache_folder() -> Path:
+    """Where prepared text is kept: `prepared` in `G2UARDFL_CACHE`, or else in the platform's cache folder."""
+    return (
+        Path(os.environ.get("G2UARDFL_CACHE") or platformdirs.user_cache_dir("g2uardfl", appauthor=False)) / "prepared"
+    )
+
+
+def cached_arrays(path: Path, build: Callable[[], Arrays]) -> Arrays:
+    """The arrays stored at `path`, or what `build` makes, which is then stored there.
+
+    A file that cannot be read (cut short, altered, not ours) is made again. A folder that cannot be written to costs
+    the next start its time and nothing else.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            return {name: stored[name] for name in stored.files}
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        logger.info("%s cannot be read (%s); preparing again", path, error)
+    arrays = build()
+    try:
+        _write_arrays(path, arrays)
+    except OSError as error:
+        logger.info("prepared text is not cached: %s", error)
+    return arrays
+
+
+def _write_arrays(path: Path, arrays: Arrays) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.stem, suffix=".part", delete=False) as file:
+        temporary = Path(file.name)
+        try:
+            np.savez(file, **arrays)  # type: ignore[arg-type]
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+    temporary.replace(path)
+
+
+class TextTask(Task):
+    """A task on text, with its vocabulary, its cache and the LSTM model; subclasses say how samples are made.
+
+    Parameters
+    ----------
+    data_dir, model
+        As for every task.
+    vocabulary
+        The most entries of the vocabulary, `<pad>` and `<unk>` included; None means the paper's V.
+    minimum_count
+        Words rarer than this in the training text are unknown words.
+    words
+        How many words of a text are used; None means the paper's number.
+    """
+
+    models: ClassVar[tuple[str, ...]] = ("lstm",)
+    paper_vocabulary: ClassVar[int]
+    paper_words: ClassVar[int]
+    hidden_width: ClassVar[int]
+    embedding_width: ClassVar[int] = 50
+    files: ClassVar[tuple[str, ...]]
+    """The data files that are read."""
+
+    def __init__(
+        self,
+        *,
+        data_dir: Path | str | None = None,
+        model: str | None = None,
+        vocabulary: int | None = None,
+        minimum_count: int = 1,
+        words: int | None = None,
+    ) -> None:
+        super().__init__(data_dir=data_dir, model=model)
+        self.vocabulary_cap = self.paper_vocabulary if vocabulary is None else vocabulary
+        self.minimum_count = minimum_count
+        self.words = self.paper_words if words is None else words
+        if self.minimum_count < 1:
+            raise ConfigError(f"minimum_count is {minimum_count}: give 1 or more")
+        if self.words < 2:
+            raise ConfigError(f"words is {words}: give 2 or more")
+
+    def options(self) -> dict[str, int | float | str]:
+        """Everything chosen in the constructor that changes the samples."""
+        return {"vocabulary": self.vocabulary_cap, "minimum_count": self.minimum_count, "words": self.words}
+
+    @abstractmethod
+    def prepare_text(self) -> tuple[Vocabulary, dict[str, Encoded], Arrays]:
+        """Read the files and make the vocabulary, the four sets of samples by name, and further arrays to keep.
+
+        The sets are `train`, `test`, `backdoor_train` and `backdoor_test`.
+        """
+
+    @property
+    def input_width(self) -> int:
+        """Number of token ids of an input."""
+        return self.words
+
+    @cached_property
+    def prepared(self) -> Arrays:
+        """The arrays behind the samples, from the cache where it has them."""
+        return cached_arrays(cache_folder() / f"{self.name}-{self._cache_key()}.npz", self._prepare_arrays)
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The words of the embedding's rows."""
+        return Vocabulary(self.prepared["vocabulary"].tobytes().decode().split("\n"))
+
+    def build_model(self) -> nn.Module:
+        """The paper's LSTM for this vocabulary."""
+        return LSTMClassifier(
+            len(self.vocabulary),
+            embedding_width=self.embedding_width,
+            hidden_width=self.hidden_width,
+            num_classes=self.num_classes,
+        )
+
+    def prepare(self, x: Tensor) -> Tensor:
+        """Token ids as the embedding takes them; they are stored in half the space."""
+        return x.long()
+
+    def load_train(self) -> Samples:
+        """The training samples."""
+        return self._samples("train")
+
+    def load_test(self) -> Samples:
+        """The test samples."""
+        return self._samples("test")
+
+    def load_backdoor_train(self) -> Samples:
+        """The attacker's samples."""
+        return self._samples("backdoor_train")
+
+    def load_backdoor_test(self) -> Samples:
+        """The samples that tell whether the backdoor works."""
+        return self._samples("backdoor_test")
+
+    def _samples(self, part: str) -> Samples:
+        tokens, lengths, labels = (self.prepared[f"{part}_{field}"] for field in ("tokens", "lengths", "labels"))
+        if not len(labels):
+            raise DataError(f"task {self.name}: {', '.join(self.files)} give no samples for {part}")
+        encoded = Encoded(tokens.astype(np.int32), lengths.astype(np.int32), labels.astype(np.int64))
+        return encoded.pad_left(self.input_width)
+
+    def _cache_key(self) -> str:
+        digests = {file: file_sha256(locate(file, self.data_dir)) for file in self.files}
+        everything = json.dumps([PREPARED_FORMAT, self.name, self.options(), digests], sort_keys=True)
+        return hashlib.sha256(everything.encode()).hexdigest()[:24]
+
+    def _prepare_arrays(self) -> Arrays:
+        vocabulary, sets, arrays = self.prepare_text()
+        arrays["vocabulary"] = np.frombuffer("\n".join(vocabulary.words).encode(), dtype=np.uint8)
+        for part, encoded in sets.items():
+            arrays[f"{part}_tokens"] = encoded.tokens
+            arrays[f"{part}_lengths"] = encoded.lengths
+            arrays[f"{part}_labels"] = encoded.labels
+        return arrays
