@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
@@ -397,19 +396,6 @@ def test_no_backdoor_test_picture_is_trained_on_turned_mirrored_or_saved_anew(
         for turned in (np.rot90(picture, turns, axes=(1, 2)) for turns in range(4)):
             assert np.abs(training[:, :, ::2, ::2] - turned[:, ::2, ::2]).mean(axis=(1, 2, 3)).min() > 3
             assert np.abs(training[:, :, ::2, ::2] - turned[:, ::2, ::-1][:, :, ::2]).mean(axis=(1, 2, 3)).min() > 3
-
-
-def test_mnist_loads_within_a_second(mnist: Mnist) -> None:
-    mnist.load_test()  # the first call may verify the file
-    begin = time.perf_counter()
-    mnist.load_train()
-    assert time.perf_counter() - begin < 1
-
-
-def test_cifar10_loads_within_five_seconds(cifar10: Cifar10) -> None:
-    begin = time.perf_counter()
-    cifar10.load_train()
-    assert time.perf_counter() - begin < 5
 
 
 def test_making_a_task_reads_no_data(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import re
-import time
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -552,7 +551,7 @@ def test_the_lstm_learns_the_next_word_of_a_tiny_corpus(threads: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_real_comments_have_the_documented_sizes_and_load_quickly(real_data: Path) -> None:
+def test_the_real_comments_have_the_documented_sizes(real_data: Path) -> None:
     task = Reddit(data_dir=real_data)
     assert len(task.vocabulary) == task.num_classes == 49_999
     assert len(task.backdoor_test) == 97
@@ -562,8 +561,3 @@ def test_the_real_comments_have_the_documented_sizes_and_load_quickly(real_data:
     assert len(task.natural_groups()) == len(task.train)
     baselines = word_baselines(task.train, task.test)
     assert 0.02 < baselines.most_frequent < 0.03 < baselines.bigram < 0.1
-
-    start = time.perf_counter()
-    again = Reddit(data_dir=real_data)
-    assert len(again.train) + len(again.test) + len(again.backdoor_train) + len(again.backdoor_test)
-    assert time.perf_counter() - start < 10

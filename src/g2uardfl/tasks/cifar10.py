@@ -6,6 +6,7 @@ hardly any in this livery.
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +58,8 @@ class Cifar10(Task):
 
     def __init__(self, *, data_dir: Path | str | None = None, model: str | None = None, edge: str = "paper") -> None:
         super().__init__(data_dir=data_dir, model=model)
+        if self.model == "resnet18":
+            self.defaults = dataclasses.replace(self.defaults, pretrain_epochs=30)
         if edge not in SOUTHWEST_ARRAYS:
             raise ConfigError(f"task {self.name} has no edge {edge!r}: choose one of {', '.join(SOUTHWEST_ARRAYS)}")
         self.edge = edge

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import re
 import sys
 import tempfile
@@ -23,11 +22,11 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-import platformdirs
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from ..cache import cache_dir
 from ..data import locate
 from ..data.checking import file_sha256
 from ..errors import ConfigError, DataError
@@ -158,22 +157,16 @@ class Encoded:
         return Samples(torch.from_numpy(table), torch.from_numpy(self.labels))
 
 
-def cache_folder() -> Path:
-    """Where prepared text is kept: `prepared` in `G2UARDFL_CACHE`, or else in the platform's cache folder."""
-    return (
-        Path(os.environ.get("G2UARDFL_CACHE") or platformdirs.user_cache_dir("g2uardfl", appauthor=False)) / "prepared"
-    )
-
-
-def cached_arrays(path: Path, build: Callable[[], Arrays]) -> Arrays:
-    """The arrays stored at `path`, or what `build` makes, which is then stored there.
+def cached_arrays(path: Path, build: Callable[[], Arrays], needed: Collection[str] = ()) -> Arrays:
+    """The arrays stored at `path`, if the `needed` ones are among them, or what `build` makes, which is then stored.
 
     A file that cannot be read (cut short, altered, not ours) is made again. A folder that cannot be written to costs
     the next start its time and nothing else.
     """
     try:
         with np.load(path, allow_pickle=False) as stored:
-            return {name: stored[name] for name in stored.files}
+            if set(needed) <= set(stored.files):
+                return {name: stored[name] for name in stored.files}
     except FileNotFoundError:
         pass
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
@@ -258,7 +251,8 @@ class TextTask(Task):
     @cached_property
     def prepared(self) -> Arrays:
         """The arrays behind the samples, from the cache where it has them."""
-        return cached_arrays(cache_folder() / f"{self.name}-{self._cache_key()}.npz", self._prepare_arrays)
+        path = cache_dir() / "prepared" / f"{self.name}-{self._cache_key()}.npz"
+        return cached_arrays(path, self._prepare_arrays, ["vocabulary", *_names("backdoor_test")])
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
@@ -295,7 +289,7 @@ class TextTask(Task):
         return self._samples("backdoor_test")
 
     def _samples(self, part: str) -> Samples:
-        tokens, lengths, labels = (self.prepared[f"{part}_{field}"] for field in ("tokens", "lengths", "labels"))
+        tokens, lengths, labels = (self.prepared[name] for name in _names(part))
         if not len(labels):
             raise DataError(f"task {self.name}: {', '.join(self.files)} give no samples for {part}")
         encoded = Encoded(tokens.astype(np.int32), lengths.astype(np.int32), labels.astype(np.int64))
@@ -310,7 +304,10 @@ class TextTask(Task):
         vocabulary, sets, arrays = self.prepare_text()
         arrays["vocabulary"] = np.frombuffer("\n".join(vocabulary.words).encode(), dtype=np.uint8)
         for part, encoded in sets.items():
-            arrays[f"{part}_tokens"] = encoded.tokens
-            arrays[f"{part}_lengths"] = encoded.lengths
-            arrays[f"{part}_labels"] = encoded.labels
+            arrays |= dict(zip(_names(part), (encoded.tokens, encoded.lengths, encoded.labels), strict=True))
         return arrays
+
+
+def _names(part: str) -> list[str]:
+    """What the arrays of one set of samples are called in the cache."""
+    return [f"{part}_{field}" for field in ("tokens", "lengths", "labels")]
