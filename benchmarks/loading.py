@@ -1,6 +1,6 @@
 """How long each task's data takes to load: the first time, and again from what was prepared.
 
-    G2UARDFL_DATA=FOLDER python benchmarks/loading.py
+G2UARDFL_DATA=FOLDER python benchmarks/loading.py
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from .training import batches, share_predicted
 Progress = Callable[[int, int], None]
 """Called with the number of epochs done and to do."""
 
-_RECIPE_VERSION = 2
+_RECIPE_VERSION = 3
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ class Reddit(TextTask):
         lr=0.02,
         batch_size=32,
         pretrain_epochs=4,
-        pretrain_lr=2e-3,
+        pretrain_lr=1e-2,
         pretrain_batch_size=256,
         pretrain_optimizer="adam",
     )

@@ -50,7 +50,7 @@ class Sentiment140(TextTask):
     defaults = TrainingDefaults(
         lr=0.05,
         batch_size=20,
-        pretrain_epochs=4,
+        pretrain_epochs=2,
         pretrain_lr=1e-3,
         pretrain_batch_size=64,
         pretrain_optimizer="adam",

@@ -5,6 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+EMBEDDING_DEVIATION = 0.1
+"""Spread of the embedding's first values. Rows of words that the training text never shows (a backdoor's names) keep
+them for good: at torch's default of 1 such a word outweighs the sentence around it, and what the clean model says about
+backdoored sentences is decided by the seed."""
+
 
 class LSTMClassifier(nn.Module):
     """Embedding, stacked LSTM layers, and one linear layer on the layers' last hidden states side by side.
@@ -43,6 +48,8 @@ class LSTMClassifier(nn.Module):
     ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary_size, embedding_width, padding_idx=0)
+        with torch.no_grad():
+            self.embedding.weight.mul_(EMBEDDING_DEVIATION)
         self.lstm = nn.LSTM(embedding_width, hidden_width, num_layers=layers, batch_first=True)
         self.output = nn.Linear(layers * hidden_width, num_classes)
         self.fused = fused
