@@ -47,7 +47,7 @@ def record(task: str, rounds: int, seed: int, *, poisoned: bool, data_dir: str) 
     recorded, last, step = [], None, None
     for number in range(1, rounds + 1):
         selected = [int(client) for client in simulation.schedule.selected[number - 1]]
-        sent = {client: simulation._train(client, number) for client in selected}
+        sent = simulation.engine.train(simulation.weights, [simulation._job(client, number) for client in selected])
         layout = ModelLayout.of(simulation.weights)
         round_, _, _ = _read_round(layout, simulation.weights, sent, None)
         products = inner_products(round_.updates, round_.global_vector, [layer.columns for layer in layout.layers])

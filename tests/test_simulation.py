@@ -22,7 +22,7 @@ from g2uardfl.simulation.metrics import DetectionCounts, defense_score
 from g2uardfl.simulation.run import Simulation
 from g2uardfl.simulation.schedule import Schedule
 from g2uardfl.simulation.start import converged_start, fresh_weights, start_key, write_model
-from g2uardfl.simulation.training import Recipe, batches, share_predicted, train_locally
+from g2uardfl.simulation.training import Job, Recipe, batches, share_predicted, train_locally
 
 SMALL = RunConfig(task="digits", attack="black_box", defense="g2uardfl", rounds=3, start="scratch", seed=4)
 
@@ -70,7 +70,7 @@ def test_local_training_is_plain_sgd_with_momentum_and_weight_decay(digits):
     weights = fresh_weights(digits, 0)
     samples = digits.train.take(torch.arange(40))
     recipe = Recipe(lr=0.1, batch_size=16, epochs=2, steps=0, momentum=0.9, weight_decay=1e-2)
-    trained = train_locally(digits, digits.build_model(), weights, samples, recipe, seed=3)
+    trained = train_locally(digits, digits.build_model(), weights, Job(0, samples, recipe, seed=3))
 
     model = digits.build_model()
     model.load_state_dict(weights)

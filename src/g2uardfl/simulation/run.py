@@ -16,11 +16,12 @@ from ..aggregation import ClientId, Verdict
 from ..errors import ConfigError
 from ..tasks.base import Samples
 from .config import RunConfig
+from .engine import Engine, LoopEngine
 from .metrics import DetectionCounts, defense_score
 from .partition import partition
 from .schedule import Schedule, partition_seed, start_seed, torch_generator
 from .start import Progress, converged_start, fresh_weights, read_model
-from .training import Recipe, share_predicted, train_locally
+from .training import Job, Recipe, share_predicted
 
 
 class Callback:
@@ -61,6 +62,7 @@ class Simulation:
         self.schedule = Schedule.draw(config.seed, config.rounds, config.clients, config.per_round, config.pmr)
         self.attackers = self.schedule.malicious if self.attack.attacks else frozenset()
         self.model = self.task.build_model().to(self.device)
+        self.engine: Engine = LoopEngine(self.task, self.model)
         self.weights: dict[str, Tensor] = {}
         self.detection = DetectionCounts()
         self.start_scores: dict[str, float] = {}
@@ -117,7 +119,7 @@ class Simulation:
         attackers = [client for client in selected if client in self.attackers]
 
         began = time.perf_counter()
-        trained = {client: self._train(client, round_number) for client in selected}
+        trained = self.engine.train(self.weights, [self._job(client, round_number) for client in selected])
         crafted = self.attack.submissions(self.weights, {client: trained[client] for client in attackers})
         sent: dict[ClientId, Mapping[str, Tensor]] = {
             client: crafted.get(client, trained[client]) for client in selected
@@ -146,7 +148,7 @@ class Simulation:
     def _evaluated(self, round_number: int) -> bool:
         return round_number % self.config.evaluate_every == 0 or round_number == self.config.rounds
 
-    def _train(self, client: int, round_number: int) -> dict[str, Tensor]:
+    def _job(self, client: int, round_number: int) -> Job:
         config = self.config
         recipe = Recipe(
             lr=config.lr * config.lr_decay ** (round_number - 1),
@@ -156,8 +158,7 @@ class Simulation:
             momentum=config.momentum,
             weight_decay=config.weight_decay,
         )
-        seed = self.schedule.training_seed(round_number, client)
-        return train_locally(self.task, self.model, self.weights, self._samples(client), recipe, seed)
+        return Job(client, self._samples(client), recipe, self.schedule.training_seed(round_number, client))
 
     def _samples(self, client: int) -> Samples:
         if client not in self.attackers:

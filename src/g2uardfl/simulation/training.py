@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..tasks.base import Samples, Task
+from .dropout import set_key, step_key
 
 
 @dataclass(frozen=True)
@@ -24,34 +25,44 @@ class Recipe:
     weight_decay: float
 
 
-def train_locally(
-    task: Task,
-    model: nn.Module,
-    global_weights: Mapping[str, Tensor],
-    samples: Samples,
-    recipe: Recipe,
-    seed: int,
-) -> dict[str, Tensor]:
+@dataclass(frozen=True)
+class Job:
+    """One client's training in one round."""
+
+    client: int
+    samples: Samples
+    recipe: Recipe
+    seed: int
+    """Decides batch order, augmentation and dropout."""
+
+
+def train_locally(task: Task, model: nn.Module, global_weights: Mapping[str, Tensor], job: Job) -> dict[str, Tensor]:
     """Train a client's copy of the global model and return its weights.
 
-    `model` is working memory that is overwritten. All that is random comes from `seed`; torch's global generator,
-    which dropout draws from, is left as it was.
+    `model` is working memory that is overwritten; its dropout layers are keyed (`with_keyed_dropout`). All that is
+    random follows from the job's seed.
     """
-    generator = torch.Generator().manual_seed(seed)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model.load_state_dict(global_weights)
-        model.train()
-        optimizer = torch.optim.SGD(
-            model.parameters(), lr=recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay
-        )
-        for batch in batches(len(samples), recipe.batch_size, recipe.epochs, recipe.steps, generator):
-            indices = batch.to(samples.y.device)
-            x = task.prepare(task.augment(samples.x[indices], generator))
-            optimizer.zero_grad()
-            task.loss(model(x), samples.y[indices]).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
+    recipe = job.recipe
+    model.load_state_dict(global_weights)
+    model.train()
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay
+    )
+    for step, (x, y) in enumerate(training_batches(task, job)):
+        set_key(model, step_key(job.seed, step))
+        optimizer.zero_grad()
+        task.loss(model(task.prepare(x)), y).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
     return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def training_batches(task: Task, job: Job) -> Iterator[tuple[Tensor, Tensor]]:
+    """The augmented, still unprepared inputs and the labels of each step of a job; the same on every engine."""
+    samples, recipe = job.samples, job.recipe
+    generator = torch.Generator().manual_seed(job.seed)
+    for batch in batches(len(samples), recipe.batch_size, recipe.epochs, recipe.steps, generator):
+        indices = batch.to(samples.y.device)
+        yield task.augment(samples.x[indices], generator), samples.y[indices]
 
 
 def batches(count: int, batch_size: int, epochs: int, steps: int, generator: torch.Generator) -> Iterator[Tensor]:
