@@ -47,17 +47,18 @@ def record(task: str, rounds: int, seed: int, *, poisoned: bool, data_dir: str) 
     recorded, last, step = [], None, None
     for number in range(1, rounds + 1):
         selected = [int(client) for client in simulation.schedule.selected[number - 1]]
-        sent = simulation.engine.train(simulation.weights, [simulation._job(client, number) for client in selected])
+        attackers = simulation.attackers(number)
+        sent = simulation.engine.train(simulation.weights, [simulation._job(client, number, attacks=client in attackers) for client in selected])
         layout = ModelLayout.of(simulation.weights)
         round_, _, _ = _read_round(layout, simulation.weights, sent, None)
         products = inner_products(round_.updates, round_.global_vector, [layer.columns for layer in layout.layers])
         step = round_.global_vector - last if last is not None else round_.global_vector * 0
         last = round_.global_vector
         raw = client_attributes(round_.updates, round_.global_vector, [step] * len(selected), layout.layers, products)
-        truth = [client in simulation.attackers for client in round_.clients]
+        truth = [client in attackers for client in round_.clients]
         if 2 <= sum(truth) <= len(truth) - 2:
             recorded.append(Recorded(normalised_attributes(raw), adjacency(products), truth))
-        honest = {client: weights for client, weights in sent.items() if poisoned or client not in simulation.attackers}
+        honest = {client: weights for client, weights in sent.items() if poisoned or client not in attackers}
         simulation.weights = average.aggregate(simulation.weights, honest, dict.fromkeys(honest, 1)).weights
     return recorded
 

@@ -31,7 +31,10 @@ def test_the_version_is_printed(cli):
     assert cli("--version").stdout.strip() == f"g2uardfl {g2uardfl.__version__}"
 
 
-@pytest.mark.parametrize("command", [[], ["demo"], ["run"], ["report"], ["list"], ["data"], ["data", "fetch"]])
+@pytest.mark.parametrize(
+    "command",
+    [[], ["demo"], ["run"], ["report"], ["resume"], ["compare"], ["pretrain"], ["list"], ["data"], ["data", "fetch"]],
+)
 def test_every_command_has_help(cli, command):
     result = cli(*command, "--help")
     assert result.returncode == 0
@@ -95,7 +98,7 @@ def test_a_run_writes_a_directory_and_refuses_to_overwrite_it(cli, tmp_path):
     assert cli(*arguments).returncode == 0
     folder = tmp_path / "runs/digits-black_box-g2uardfl-0"
     assert {path.name for path in folder.iterdir()} == {
-        "config.toml", "rounds.jsonl", "summary.json", "model.safetensors", "report.html",
+        "config.toml", "rounds.jsonl", "summary.json", "model.safetensors", "report.html", "checkpoint",
     }  # fmt: skip
     again = cli(*arguments)
     assert again.returncode == 2
@@ -110,6 +113,13 @@ def test_a_run_writes_a_directory_and_refuses_to_overwrite_it(cli, tmp_path):
     assert first == second
     assert cli("report", str(folder), "other", "--out", "both.html").returncode == 0
     assert (tmp_path / "both.html").stat().st_size > 100_000
+    compared = cli("compare", str(folder), "other")
+    assert "other" in compared.stdout
+    assert (tmp_path / "compare.html").exists()
+    assert "is finished" in cli("resume", "other").stderr
+    changed = cli(*arguments, "--pmr", "0.1", "--resume")
+    assert changed.returncode == 2
+    assert "other settings" in changed.stderr
 
 
 def test_list_names_what_there_is(cli):

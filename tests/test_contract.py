@@ -282,6 +282,23 @@ def test_a_saved_guard_goes_on_bit_for_bit(tmp_path):
         model = first.weights
 
 
+def test_the_order_of_the_names_in_a_model_changes_nothing():
+    model = batch_norm_model()
+    plain, turned = g2uardfl.G2uardFL(**QUICK), g2uardfl.G2uardFL(**QUICK)
+    for seed in range(2):
+        clients = federation(model, seed=seed)
+        first = plain.aggregate(model, clients)
+        # The second guard sees the names in another order every round.
+        names = sorted(model, reverse=seed == 0)
+        second = turned.aggregate(
+            {name: model[name] for name in names},
+            {client: {name: weights[name] for name in names} for client, weights in clients.items()},
+        )
+        assert list(second.weights) == names
+        assert all(torch.equal(first.weights[name], second.weights[name]) for name in names)
+        assert first.verdicts == second.verdicts
+
+
 def test_a_fresh_guard_can_be_saved_and_loaded(tmp_path):
     g2uardfl.G2uardFL(seed=3).save(tmp_path / "fresh")
     assert g2uardfl.G2uardFL.load(tmp_path / "fresh").config.seed == 3

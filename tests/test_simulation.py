@@ -12,13 +12,12 @@ import torch
 from safetensors.torch import load_file
 
 from g2uardfl import attacks, tasks
-from g2uardfl.aggregation import Verdict
 from g2uardfl.attacks.base import mix_backdoor
 from g2uardfl.errors import ConfigError, StateError
 from g2uardfl.settings import build
 from g2uardfl.simulation.config import RunConfig, read_values, with_assignments
 from g2uardfl.simulation.directory import FinishedRun, RunDirectory
-from g2uardfl.simulation.metrics import DetectionCounts, defense_score
+from g2uardfl.simulation.metrics import defense_score, detection_of
 from g2uardfl.simulation.run import Simulation
 from g2uardfl.simulation.schedule import Schedule
 from g2uardfl.simulation.start import converged_start, fresh_weights, start_key, write_model
@@ -114,11 +113,12 @@ def test_backdoored_samples_repeat_only_when_the_pool_is_used_up(digits):
 def test_the_schedule_depends_on_the_seed_alone_and_selects_without_repetition():
     first, again, other = (Schedule.draw(seed, 50, 40, 10, 0.25) for seed in (1, 1, 2))
     assert first.malicious == again.malicious
-    assert (first.selected == again.selected).all()
+    assert all((one == two).all() for one, two in zip(first.selected, again.selected, strict=True))
     assert first.malicious != other.malicious
     assert len(first.malicious) == 10
     assert all(len(set(row)) == 10 for row in first.selected)
-    assert Schedule.draw(1, 20, 40, 10, 0.25).selected.tolist() == first.selected[:20].tolist()
+    shorter = Schedule.draw(1, 20, 40, 10, 0.25).selected
+    assert all((one == two).all() for one, two in zip(shorter, first.selected, strict=False))
 
 
 def test_two_runs_of_one_config_are_identical_and_the_defence_does_not_move_the_schedule(tmp_path):
@@ -165,7 +165,8 @@ def test_a_config_file_is_enough_to_run_again(tmp_path):
 def test_nobody_is_malicious_when_nobody_attacks():
     simulation = Simulation(dataclasses.replace(SMALL, attack="none", rounds=1))
     simulation.run()
-    assert simulation.attackers == frozenset()
+    assert simulation.attackers(1) == frozenset()
+    assert simulation.records[0]["malicious"] == []
 
 
 def test_evaluation_can_be_rarer_but_the_last_round_is_always_evaluated():
@@ -175,7 +176,7 @@ def test_evaluation_can_be_rarer_but_the_last_round_is_always_evaluated():
 
         def on_start(self, simulation): ...
 
-        def on_round(self, record):
+        def on_round(self, simulation, record):
             self.accuracies.append(record["acc"])
 
         def on_end(self, simulation, summary): ...
@@ -239,15 +240,15 @@ def test_a_folder_with_a_run_is_not_overwritten_unasked(tmp_path):
         RunDirectory(tmp_path)
     assert (tmp_path / "rounds.jsonl").read_text() == "precious\n"
     (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "checkpoint/round-00000001").mkdir(parents=True)
     RunDirectory(tmp_path, overwrite=True)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
 def test_detection_counts_against_a_hand_worked_round():
-    counts = DetectionCounts()
-    decisions = {1: "malicious", 2: "held_out", 3: "accepted", 4: "accepted", 5: "invalid", 6: "held_out"}
-    counts.add({client: Verdict(decision, "") for client, decision in decisions.items()}, {1, 2, 3, 5})
-    result = counts.as_dict()
+    decisions = {"1": "malicious", "2": "held_out", "3": "accepted", "4": "accepted", "5": "invalid", "6": "held_out"}
+    verdicts = {client: {"decision": decision} for client, decision in decisions.items()}
+    result = detection_of([{"malicious": [1, 2, 3, 5], "verdicts": verdicts}])
     assert result["precision"] == pytest.approx(2 / 3)
     assert result["recall"] == pytest.approx(2 / 3)
     assert result["benign_flagged"] == pytest.approx(1 / 2)

@@ -47,14 +47,14 @@ class Net(torch.nn.Module):
 
 def test_a_modules_weight_and_bias_are_one_layer():
     assert grouped(zeros("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias")) == {
-        "fc1": ["fc1.weight", "fc1.bias"],
-        "fc2": ["fc2.weight", "fc2.bias"],
+        "fc1": ["fc1.bias", "fc1.weight"],
+        "fc2": ["fc2.bias", "fc2.weight"],
     }
 
 
 def test_weight_and_bias_are_one_layer_even_when_they_are_listed_apart():
     weights = zeros("a.weight", "b.weight", "a.bias", "b.bias")
-    assert grouped(weights) == {"a": ["a.weight", "a.bias"], "b": ["b.weight", "b.bias"]}
+    assert grouped(weights) == {"a": ["a.bias", "a.weight"], "b": ["b.bias", "b.weight"]}
 
 
 def test_a_module_inside_another_is_its_own_layer():
@@ -70,7 +70,7 @@ def test_each_layer_of_an_lstm_is_its_own_layer_with_both_directions():
 
 def test_names_without_a_dot_are_layers_of_their_own_but_for_one_modules_weight_and_bias():
     assert list(grouped(zeros("alpha", "beta"))) == ["alpha", "beta"]
-    assert grouped(dict(torch.nn.Linear(2, 2).state_dict())) == {"model": ["weight", "bias"]}
+    assert grouped(dict(torch.nn.Linear(2, 2).state_dict())) == {"model": ["bias", "weight"]}
 
 
 def test_a_real_modules_entries_are_parameters_statistics_and_counters():
@@ -82,8 +82,8 @@ def test_a_real_modules_entries_are_parameters_statistics_and_counters():
 
 def test_a_real_modules_layers_are_its_modules():
     groups = grouped(Net().state_dict())
-    assert groups["conv"] == ["conv.weight", "conv.bias"]
-    assert groups["norm"] == ["norm.weight", "norm.bias"]
+    assert groups["conv"] == ["conv.bias", "conv.weight"]
+    assert groups["norm"] == ["norm.bias", "norm.weight"]
     assert groups["head.2"] == ["head.2.weight"]
     assert groups["temperature"] == ["temperature"]
     assert len(groups) == 7  # with head.0 and the two layers of the LSTM

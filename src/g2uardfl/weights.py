@@ -88,8 +88,9 @@ class ModelLayout:
                 raise ValueError(f"the global model's {name!r} holds NaN or infinity: start from a sound model")
         kinds = {name: _kind(name, tensor) for name, tensor in tensors.items()}
         by_layer: dict[str, list[str]] = {}
-        for name, kind in kinds.items():
-            if kind == "parameter" and tensors[name].numel():
+        # In alphabetical order: a model that was written and read again may come with its names in another order.
+        for name in sorted(kinds):
+            if kinds[name] == "parameter" and tensors[name].numel():
                 by_layer.setdefault(_layer_name(name), []).append(name)
         if not by_layer:
             raise ValueError("the global model has no floating-point parameters: there is nothing to aggregate")
@@ -124,7 +125,7 @@ class ModelLayout:
 
     def signature(self) -> list[list[Any]]:
         """What two rounds of one federation must have in common, in plain JSON."""
-        return [[entry.name, list(entry.shape), str(entry.dtype), entry.kind] for entry in self.entries]
+        return sorted([entry.name, list(entry.shape), str(entry.dtype), entry.kind] for entry in self.entries)
 
     def flatten(self, weights: Weights) -> Tensor:
         """The parameters of `weights` as one vector, on the device of the first of them."""

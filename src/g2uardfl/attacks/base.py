@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError
+from ..state_files import SavedState
 from ..tasks.base import Samples, Task, concatenate
 
 
@@ -42,6 +43,13 @@ class Attack(ABC):
     ) -> Mapping[int, Mapping[str, Tensor]]:
         """What the malicious clients of this round send, given what each of them trained."""
         return trained
+
+    def state(self) -> SavedState:
+        """What the attack remembers between rounds; one without memory remembers nothing."""
+        return SavedState()
+
+    def restore(self, state: SavedState) -> None:  # noqa: B027 - an attack without memory has nothing to restore
+        """Go on from what `state` returned."""
 
 
 def mix_backdoor(task: Task, clean: Samples, pdr: float, generator: torch.Generator) -> Samples:

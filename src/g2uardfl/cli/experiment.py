@@ -1,11 +1,15 @@
-"""`g2uardfl run` and `g2uardfl report`: one experiment and its page."""
+"""`g2uardfl run`, `resume`, `compare`, `report` and `pretrain`: experiments and what becomes of them."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from ..simulation.directory import RunDirectory
+    from ..simulation.run import Simulation
 
 _WHAT, _FEDERATION, _TRAINING, _FILES = "What", "Federation", "Local training", "Files and machine"
 
@@ -13,6 +17,8 @@ _WHAT, _FEDERATION, _TRAINING, _FILES = "What", "Federation", "Local training", 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     app.command("run")(run)
+    app.command("resume")(resume)
+    app.command("compare")(compare)
     app.command("report")(report)
     app.command("pretrain")(pretrain)
 
@@ -39,8 +45,17 @@ def run(
         float | None, _option("Dirichlet's alpha; inf is a uniform split. (default: inf)", _FEDERATION)
     ] = None,
     partition: Annotated[str | None, _option("dirichlet or natural. (default: dirichlet)", _FEDERATION)] = None,
+    churn: Annotated[float | None, _option("Share of clients that come or go. (default: 0)", _FEDERATION)] = None,
+    attack_from: Annotated[int | None, _option("First attacked round. (default: 1)", _FEDERATION)] = None,
+    attack_until: Annotated[int | None, _option("Last attacked round. (default: the last)", _FEDERATION)] = None,
+    defend_from: Annotated[
+        int | None, _option("First defended round; FedAvg before it. (default: 1)", _FEDERATION)
+    ] = None,
     start: Annotated[
-        str | None, _option("converged, scratch or a model.safetensors. (default: converged)", _FEDERATION)
+        str | None,
+        _option(
+            "converged, scratch or a model.safetensors. (default: converged)", _FEDERATION, "--start-from", "--start"
+        ),
     ] = None,
     local_epochs: Annotated[int | None, _option("Passes over a client's data. (default: task's)", _TRAINING)] = None,
     local_steps: Annotated[int | None, _option("Steps of training instead of passes.", _TRAINING)] = None,
@@ -57,46 +72,105 @@ def run(
             "Any other setting: a run's own, defense.KEY, attack.KEY, task.KEY.", _FILES, "--set", metavar="KEY=VALUE"
         ),
     ] = None,
+    evaluate_every: Annotated[int | None, _option("Rounds between evaluations. (default: 1)", _FILES)] = None,
+    checkpoint_every: Annotated[int | None, _option("Rounds between checkpoints. (default: 10)", _FILES)] = None,
+    tensorboard: Annotated[
+        bool, _option("Write TensorBoard events into the run directory.", _FILES, "--tensorboard")
+    ] = False,
+    resume_run: Annotated[bool, _option("Go on with the unfinished run in --out.", _FILES, "--resume")] = False,
     overwrite: Annotated[bool, _option("Replace a run that is already in --out.", _FILES, "--overwrite")] = False,
 ) -> None:
     """Run one experiment and write its run directory.
 
     Example: g2uardfl run --task digits --attack black_box --defense g2uardfl --rounds 40
     """
-    from rich.console import Console
-
-    from ..report.page import write_report
     from ..settings import build
+    from ..simulation.checkpoint import require_same_config
     from ..simulation.config import RunConfig, read_values, with_assignments
-    from ..simulation.directory import FinishedRun, RunDirectory
+    from ..simulation.directory import RunDirectory
     from ..simulation.run import Simulation
-    from .progress import ProgressBar, bar
-    from .tables import results_table
 
     options = {
         "task": task, "attack": attack, "defense": defense, "model": model, "rounds": rounds, "clients": clients,
-        "per_round": per_round, "pmr": pmr, "pdr": pdr, "alpha": alpha, "partition": partition, "start": start,
+        "per_round": per_round, "pmr": pmr, "pdr": pdr, "alpha": alpha, "partition": partition, "churn": churn,
+        "attack_from": attack_from, "attack_until": attack_until, "defend_from": defend_from, "start": start,
         "local_epochs": local_epochs, "local_steps": local_steps, "lr": lr, "batch_size": batch_size, "seed": seed,
-        "device": device, "data_dir": None if data_dir is None else str(data_dir),
+        "device": device, "data_dir": None if data_dir is None else str(data_dir), "evaluate_every": evaluate_every,
+        "checkpoint_every": checkpoint_every,
     }  # fmt: skip
     values = read_values(config) if config else {}
     values |= {name: value for name, value in options.items() if value is not None}
     simulation = Simulation(build(RunConfig, with_assignments(values, assignments or [])))
     settings = simulation.config
     place = out or Path("runs") / _slug(f"{settings.task}-{settings.attack}-{settings.defense}-{settings.seed}")
+    if resume_run and (place / "config.toml").exists():
+        require_same_config(place, settings)
+        go_on(place, tensorboard=tensorboard)
+        return
     directory = RunDirectory(place, overwrite=overwrite)
-    console = Console()
+    _carry_out(simulation, directory, tensorboard=tensorboard)
+
+
+def resume(
+    run_directory: Annotated[Path, typer.Argument(help="The directory of an unfinished run.", metavar="RUN")],
+) -> None:
+    """Go on with a run that was stopped or killed; it ends with exactly what it would have had."""
+    go_on(run_directory)
+
+
+def go_on(place: Path, *, tensorboard: bool = False) -> None:
+    """Carry an unfinished run to its end."""
+    from ..simulation.directory import RunDirectory, resumed
+
+    _carry_out(resumed(place), RunDirectory(place, resume=True), tensorboard=tensorboard)
+
+
+def _carry_out(simulation: Simulation, directory: RunDirectory, *, tensorboard: bool) -> None:
+    """Run what is left of a simulation with a progress bar; then its report and a table."""
+    from rich.console import Console
+
+    from ..report.page import write_report
+    from ..simulation.directory import FinishedRun
+    from ..simulation.run import Callback
+    from .progress import ProgressBar, bar, stopping_after_the_round
+    from .tables import results_table
+
+    settings, place, console = simulation.config, directory.path, Console()
+    done = len(simulation.records)
     console.print(
-        f"{settings.task}: {settings.attack} against {settings.defense}, {settings.rounds} rounds of "
+        f"{settings.task}: {settings.attack} against {settings.defense}, rounds {done + 1} to {settings.rounds} of "
         f"{settings.per_round} of {settings.clients} clients, seed {settings.seed}, on {settings.device}"
     )
-    with bar(console) as progress:
-        simulation.prepare(on_epoch=pretraining_bar(progress))
-        simulation.run([directory, ProgressBar(progress, "rounds")])
+    with bar(console) as progress, stopping_after_the_round(simulation, place):
+        callbacks: list[Callback] = [directory, ProgressBar(progress, "rounds")]
+        if tensorboard:
+            from ..simulation.tensorboard import TensorBoard
+
+            callbacks.append(TensorBoard(place))
+        if not simulation.weights:
+            simulation.prepare(on_epoch=pretraining_bar(progress))
+        simulation.run(callbacks)
     finished = FinishedRun(place)
     page = write_report([finished], place / "report.html", f"{settings.defense} against {settings.attack}")
     console.print(results_table([finished], f"{settings.task}, after {settings.rounds} rounds"))
     console.print(f"Run directory: {place}   Report: {page}")
+
+
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Run directories.", metavar="RUN...")],
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("compare.html"),
+) -> None:
+    """Compare finished runs: a table here and a page with their curves."""
+    from rich.console import Console
+
+    from ..report.page import write_report
+    from ..simulation.directory import FinishedRun
+    from .tables import results_table
+
+    finished = [FinishedRun(path) for path in runs]
+    console = Console()
+    console.print(results_table(finished, "compared runs", names=[str(path) for path in runs]))
+    console.print(f"Wrote {write_report(finished, out, 'Compared runs')}")
 
 
 def report(

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -26,6 +31,22 @@ def bar(console: Console) -> Progress:
     )
 
 
+@contextmanager
+def stopping_after_the_round(simulation: Simulation, place: Path) -> Iterator[None]:
+    """Turn the first Ctrl-C into a stop after the round under way, so that nothing is lost; a second one is at once."""
+
+    def ask(_number: int, _frame: object) -> None:
+        simulation.stop_asked = True
+        signal.signal(signal.SIGINT, before)
+        typer.echo(f"\nStopping after this round; go on later with: g2uardfl resume {place}", err=True)
+
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 class ProgressBar(Callback):
     """Shows a run as it goes: rounds, ACC, ASR and how many clients were refused in the last round."""
 
@@ -37,9 +58,11 @@ class ProgressBar(Callback):
     def on_start(self, simulation: Simulation) -> None:
         """Start a bar with the scores of the start model."""
         self._show(simulation.start_scores["acc"], simulation.start_scores["asr"])
-        self._bar = self._progress.add_task(self._description, total=simulation.config.rounds, note=self._scores)
+        self._bar = self._progress.add_task(
+            self._description, total=simulation.config.rounds, completed=len(simulation.records), note=self._scores
+        )
 
-    def on_round(self, record: dict[str, Any]) -> None:
+    def on_round(self, simulation: Simulation, record: dict[str, Any]) -> None:
         """Advance by one round."""
         if record["acc"] is not None:
             self._show(record["acc"], record["asr"])

@@ -11,19 +11,16 @@ if TYPE_CHECKING:
     from ..simulation.directory import FinishedRun
 
 
-def results_table(runs: Sequence[FinishedRun], title: str) -> Table:
-    """ACC, ASR, DS and detection of each run, in percent."""
+def results_table(runs: Sequence[FinishedRun], title: str, names: Sequence[str] | None = None) -> Table:
+    """ACC, ASR, DS and detection of each run, in percent; runs go by their defence unless `names` are given."""
     table = Table(title=title, title_justify="left")
-    table.add_column("defense", style="bold")
+    table.add_column("run" if names else "defense", style="bold")
     for heading in ("ACC %", "ASR %", "DS %", "precision %", "recall %", "F1 %"):
         table.add_column(heading, justify="right")
-    for run in runs:
+    for run, name in zip(runs, names or [run.config.defense for run in runs], strict=True):
         summary, detection = run.summary, run.summary["detection"]
         shares = [summary["acc"], summary["asr"], summary["ds"]]
         cells = [f"{100 * share:.2f}" for share in shares]
-        flagged = any(
-            verdict["decision"] != "accepted" for record in run.rounds for verdict in record["verdicts"].values()
-        )
-        cells += [f"{100 * detection[name]:.2f}" if flagged else "-" for name in ("precision", "recall", "f1")]
-        table.add_row(run.config.defense, *cells)
+        cells += [f"{100 * detection[rate]:.2f}" if run.flags_anyone else "-" for rate in ("precision", "recall", "f1")]
+        table.add_row(name, *cells)
     return table

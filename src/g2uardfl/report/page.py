@@ -64,8 +64,10 @@ def _summary_table(runs: Sequence[FinishedRun]) -> str:
     rows = [_row(head, "th")]
     for run in runs:
         summary, detection = run.summary, run.summary["detection"]
-        shares = (summary["acc"], summary["asr"], summary["ds"], *(detection[k] for k in ("precision", "recall", "f1")))
-        numbers = [f"{100 * share:.2f}" for share in shares] + [str(summary["rounds"]), str(summary["seed"])]
+        numbers = [f"{100 * summary[name]:.2f}" for name in ("acc", "asr", "ds")]
+        rates = (f"{100 * detection[name]:.2f}" for name in ("precision", "recall", "f1"))
+        numbers += rates if run.flags_anyone else ["-"] * 3
+        numbers += [str(summary["rounds"]), str(summary["seed"])]
         rows.append(_row([name_of(run), *numbers], "td"))
     note = "Precision, recall and F1 count every refused client (malicious or held out) as flagged."
     return f"<div class='scroll'><table>{''.join(rows)}</table></div><p>{note}</p>"

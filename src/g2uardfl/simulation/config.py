@@ -53,9 +53,18 @@ class RunConfig:
     weight_decay: float = number(-1.0, -1, math.inf)
     lr_decay: float = number(0.0, 0, 1)
     """The learning rate is multiplied by this every round."""
+    churn: float = number(0.0, 0, 1)
+    """The share of clients that leave for good or only join at some round of the run."""
+    attack_from: int = number(1, 1, math.inf)
+    """The first round in which malicious clients attack; before it they are as honest as the others."""
+    attack_until: int = number(0, 0, math.inf)
+    """The last round in which they attack; 0 means to the end."""
+    defend_from: int = number(1, 1, math.inf)
+    """The first round of the defence; before it the server averages (FedAvg)."""
     start: str = "converged"
     """`converged` (trained centrally first, as the paper attacks after convergence), `scratch`, or a model file."""
     evaluate_every: int = number(1, 1, math.inf)
+    checkpoint_every: int = number(10, 1, math.inf)
     seed: int = number(0, 0, 2**63 - 1)
     device: str = "cpu"
     data_dir: str = ""

@@ -1,60 +1,120 @@
-"""The run directory: `config.toml`, `rounds.jsonl`, `summary.json` and `model.safetensors`."""
+"""The run directory: `config.toml`, `rounds.jsonl`, `summary.json`, `model.safetensors`, and checkpoints on the way."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import IO, Any
 
 from ..errors import StateError
+from .checkpoint import read_checkpoint, write_checkpoint
 from .config import RunConfig
 from .run import Callback, Simulation
 from .start import write_model
 
+CHECKPOINTS = "checkpoint"
 FILES = ("config.toml", "rounds.jsonl", "summary.json", "model.safetensors", "report.html")
 
 
 class RunDirectory(Callback):
-    """Writes a run's files as it goes.
+    """Writes a run's files as it goes, and checkpoints from which it can go on.
 
     A folder that already holds a run is refused unless `overwrite` is given; then only a run's own files go.
     """
 
-    def __init__(self, path: str | Path, *, overwrite: bool = False) -> None:
+    def __init__(self, path: str | Path, *, overwrite: bool = False, resume: bool = False) -> None:
         self.path = Path(path)
         self._rounds: IO[str] | None = None
-        existing = [name for name in FILES if (self.path / name).exists()]
+        if resume:
+            return
+        existing = [name for name in (*FILES, CHECKPOINTS) if (self.path / name).exists()]
         if existing and not overwrite:
-            raise StateError(f"{self.path} already holds a run: choose another --out, or --overwrite it")
+            raise StateError(f"{self.path} already holds a run: choose another --out, --resume it or --overwrite it")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             for name in existing:
-                (self.path / name).unlink()
-            shutil.rmtree(self.path / "checkpoint", ignore_errors=True)
+                _remove(self.path / name)
         except OSError as error:
-            raise StateError(f"cannot write to {self.path}: {error.strerror}; choose another --out") from error
+            raise self._cannot_write(error) from error
 
     def on_start(self, simulation: Simulation) -> None:
-        """Write the complete config and open the log of rounds."""
+        """Write the complete config and open the log of rounds, cut back to the rounds the simulation knows."""
         try:
             (self.path / "config.toml").write_text(simulation.config.to_toml(), encoding="utf-8")
-            self._rounds = (self.path / "rounds.jsonl").open("w", encoding="utf-8")
+            _write_lines(self.path / "rounds.jsonl", [json.dumps(record) for record in simulation.records])
+            self._rounds = (self.path / "rounds.jsonl").open("a", encoding="utf-8")
         except OSError as error:
-            raise StateError(f"cannot write to {self.path}: {error.strerror}; choose another --out") from error
+            raise self._cannot_write(error) from error
+        if not simulation.records:
+            write_checkpoint(self.path / CHECKPOINTS, simulation.config, simulation.checkpoint())
 
-    def on_round(self, record: dict[str, Any]) -> None:
-        """Append one line; whoever reads along sees whole lines only."""
-        if self._rounds is not None:
-            self._rounds.write(json.dumps(record) + "\n")
-            self._rounds.flush()
+    def on_round(self, simulation: Simulation, record: dict[str, Any]) -> None:
+        """Append one line, and write a checkpoint when it is time or the run was asked to stop."""
+        done = record["round"]
+        try:
+            if self._rounds is not None:
+                self._rounds.write(json.dumps(record) + "\n")
+                self._rounds.flush()
+                os.fsync(self._rounds.fileno())
+        except OSError as error:
+            raise self._cannot_write(error) from error
+        config = simulation.config
+        if simulation.stop_asked or done % config.checkpoint_every == 0 or done == config.rounds:
+            write_checkpoint(self.path / CHECKPOINTS, simulation.config, simulation.checkpoint())
 
     def on_end(self, simulation: Simulation, summary: dict[str, Any]) -> None:
-        """Write the summary and the final model."""
+        """Write the final model and the summary."""
         if self._rounds is not None:
             self._rounds.close()
-        (self.path / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-        write_model(self.path / "model.safetensors", simulation.weights)
+        try:
+            write_model(self.path / "model.safetensors", simulation.weights)
+            _write_lines(self.path / "summary.json", [json.dumps(summary, indent=2)])
+        except OSError as error:
+            raise self._cannot_write(error) from error
+
+    def _cannot_write(self, error: OSError) -> StateError:
+        return StateError(f"cannot write to {self.path}: {error.strerror or error}; make room or choose another --out")
+
+
+def resumed(path: str | Path) -> Simulation:
+    """The simulation of an unfinished run directory, ready to go on where its last checkpoint stands."""
+    folder = Path(path)
+    if not (folder / "config.toml").exists():
+        raise StateError(f"{folder} is not a run directory: it has no config.toml")
+    if (folder / "summary.json").exists():
+        raise StateError(f"{folder} is finished: see g2uardfl report {folder}")
+    simulation = Simulation(RunConfig.from_file(folder / "config.toml"))
+    checkpoint = read_checkpoint(folder / CHECKPOINTS, simulation.config)
+    if checkpoint is None:
+        raise StateError(f"{folder} has no checkpoint yet: start it again with --overwrite")
+    try:
+        lines = (folder / "rounds.jsonl").read_text(encoding="utf-8").splitlines()[: checkpoint.round]
+        records = [json.loads(line) for line in lines]
+    except (OSError, ValueError) as error:
+        raise StateError(f"{folder / 'rounds.jsonl'} is damaged ({error}): start the run again") from error
+    if [record["round"] for record in records] != list(range(1, checkpoint.round + 1)):
+        raise StateError(f"{folder / 'rounds.jsonl'} lacks rounds that were checkpointed: start the run again")
+    simulation.resume(checkpoint, records)
+    return simulation
+
+
+def _write_lines(path: Path, lines: list[str]) -> None:
+    """Write a text file beside its place and rename it."""
+    temporary = path.with_name(f".{path.name}")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.writelines(f"{line}\n" for line in lines)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 class FinishedRun:
@@ -70,6 +130,12 @@ class FinishedRun:
             self.rounds: list[dict[str, Any]] = [json.loads(line) for line in lines]
             self.summary: dict[str, Any] = json.loads((self.path / "summary.json").read_text(encoding="utf-8"))
         except FileNotFoundError as error:
-            raise StateError(f"{self.path} is not finished: {Path(error.filename).name} is missing") from error
+            raise StateError(f"{self.path} is not finished: go on with g2uardfl resume {self.path}") from error
         except ValueError as error:
             raise StateError(f"{self.path} is damaged: {error}") from error
+
+    @property
+    def flags_anyone(self) -> bool:
+        """Whether the run's defence ever refused a client, so that detection rates mean something."""
+        verdicts = (verdict for record in self.rounds for verdict in record["verdicts"].values())
+        return any(verdict["decision"] in ("malicious", "held_out") for verdict in verdicts)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
-
-from ..aggregation import ClientId, Verdict
 
 
 def defense_score(acc: float, asr: float) -> float:
@@ -28,7 +26,7 @@ class Detection:
     false_negatives: int = 0
     true_negatives: int = 0
 
-    def add(self, flagged: Collection[ClientId], attackers: Collection[ClientId], judged: Collection[ClientId]) -> None:
+    def add(self, flagged: Collection[str], attackers: Collection[str], judged: Collection[str]) -> None:
         """Count one round."""
         for client in judged:
             if client in flagged:
@@ -71,21 +69,19 @@ class Detection:
         }
 
 
-class DetectionCounts:
-    """Both readings of "flagged": refused (malicious or held out), and called malicious."""
+def detection_of(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Detection over the rounds of a run, in both readings of "flagged", from the objects of `rounds.jsonl`.
 
-    def __init__(self) -> None:
-        self.refused, self.malicious = Detection(), Detection()
-
-    def add(self, verdicts: Mapping[ClientId, Verdict], attackers: Collection[ClientId]) -> None:
-        """Count one round."""
-        judged = [client for client, verdict in verdicts.items() if verdict.decision != "invalid"]
-        self.refused.add({client for client in judged if verdicts[client].refused}, attackers, judged)
-        self.malicious.add({client for client in judged if verdicts[client].decision == "malicious"}, attackers, judged)
-
-    def as_dict(self) -> dict[str, Any]:
-        """For `summary.json`: all refused, and inside it the malicious alone."""
-        return {**self.refused.as_dict(), "malicious_only": self.malicious.as_dict()}
+    The figures count everybody who was refused (malicious or held out); under `malicious_only` those called malicious.
+    """
+    refused, malicious = Detection(), Detection()
+    for record in records:
+        attackers = {str(client) for client in record["malicious"]}
+        decisions = {client: verdict["decision"] for client, verdict in record["verdicts"].items()}
+        judged = [client for client, decision in decisions.items() if decision != "invalid"]
+        refused.add([client for client in judged if decisions[client] != "accepted"], attackers, judged)
+        malicious.add([client for client in judged if decisions[client] == "malicious"], attackers, judged)
+    return {**refused.as_dict(), "malicious_only": malicious.as_dict()}
 
 
 def _ratio(part: float, whole: float) -> float:

@@ -15,26 +15,35 @@ from .. import aggregators, attacks, tasks
 from ..aggregation import ClientId, Verdict
 from ..errors import ConfigError
 from ..tasks.base import Samples
+from .checkpoint import Checkpoint
 from .config import RunConfig
 from .engine import Engine, LoopEngine
-from .metrics import DetectionCounts, defense_score
+from .environment import environment, peak_memory
+from .metrics import defense_score, detection_of
 from .partition import partition
 from .schedule import Schedule, partition_seed, start_seed, torch_generator
 from .start import Progress, converged_start, fresh_weights, read_model
 from .training import Job, Recipe, share_predicted
+
+Record = dict[str, Any]
+"""What `rounds.jsonl` holds of a round."""
 
 
 class Callback:
     """Told about a run as it goes; each method may be overridden."""
 
     def on_start(self, simulation: Simulation) -> None:
-        """Before the first round."""
+        """Before the first round, or the first after a resume."""
 
-    def on_round(self, record: dict[str, Any]) -> None:
-        """After each round, with the object that `rounds.jsonl` holds."""
+    def on_round(self, simulation: Simulation, record: Record) -> None:
+        """After each round."""
 
     def on_end(self, simulation: Simulation, summary: dict[str, Any]) -> None:
         """After the last round."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """A run was asked to stop and did so after a whole round."""
 
 
 @dataclass
@@ -54,37 +63,67 @@ class Simulation:
         self.config = config = config.resolved(self.task.defaults)
         self.attack = attacks.create(config.attack, **config.attack_settings)
         self.defense = aggregators.create(config.defense, **_defense_settings(config))
+        self.average = aggregators.create("fedavg")
         try:
             self.device = torch.device(config.device)
             torch.empty(0, device=self.device)
         except (RuntimeError, AssertionError) as error:
             raise ConfigError(f"device={config.device!r} cannot be used here: try cpu") from error
-        self.schedule = Schedule.draw(config.seed, config.rounds, config.clients, config.per_round, config.pmr)
-        self.attackers = self.schedule.malicious if self.attack.attacks else frozenset()
+        self.schedule = Schedule.draw(
+            config.seed, config.rounds, config.clients, config.per_round, config.pmr, config.churn
+        )
         self.model = self.task.build_model().to(self.device)
         self.engine: Engine = LoopEngine(self.task, self.model)
         self.weights: dict[str, Tensor] = {}
-        self.detection = DetectionCounts()
         self.start_scores: dict[str, float] = {}
+        self.records: list[Record] = []
+        self.stop_asked = False
+        """Set from outside, it ends the run after the round under way."""
 
     def run(self, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
-        """Run all rounds and return the summary."""
+        """Run all rounds that are left and return the summary."""
         if not self.weights:
             self.prepare()
         for callback in callbacks:
             callback.on_start(self)
-        records = []
-        for round_number in range(1, self.config.rounds + 1):
-            records.append(self._round(round_number))
+        for round_number in range(len(self.records) + 1, self.config.rounds + 1):
+            self.records.append(self._round(round_number))
             for callback in callbacks:
-                callback.on_round(records[-1])
-        summary = self._summary(records)
+                callback.on_round(self, self.records[-1])
+            if self.stop_asked and round_number < self.config.rounds:
+                raise Interrupted(f"stopped after round {round_number} of {self.config.rounds}")
+        summary = self.summary()
         for callback in callbacks:
             callback.on_end(self, summary)
         return summary
 
     def prepare(self, on_epoch: Progress | None = None) -> None:
         """Divide the data and load the start model, training it first where that was never done (`on_epoch` tells)."""
+        self._divide_data()
+        self.weights = {name: value.to(self.device) for name, value in self._first_weights(on_epoch).items()}
+        acc, asr = self._evaluate()
+        self.start_scores = {"acc": acc, "asr": asr}
+
+    def resume(self, checkpoint: Checkpoint, records: list[Record]) -> None:
+        """Go on after the checkpoint's last round; `records` are those of the rounds before."""
+        self._divide_data()
+        self.weights = {name: checkpoint.weights[name].to(self.device) for name in self.model.state_dict()}
+        self.start_scores = checkpoint.start_scores
+        self.defense.restore(checkpoint.defense)
+        self.attack.restore(checkpoint.attack)
+        self.records = records
+
+    def checkpoint(self) -> Checkpoint:
+        """All that is needed to go on from here."""
+        return Checkpoint(len(self.records), self.weights, self.defense.state(), self.attack.state(), self.start_scores)
+
+    def attackers(self, round_number: int) -> frozenset[int]:
+        """The clients that would attack in a round; outside the attack's rounds everybody is honest."""
+        config = self.config
+        under_way = config.attack_from <= round_number <= (config.attack_until or config.rounds)
+        return self.schedule.malicious if self.attack.attacks and under_way else frozenset()
+
+    def _divide_data(self) -> None:
         config, task = self.config, self.task
         shares = partition(
             task.train.y.numpy(),
@@ -98,9 +137,6 @@ class Simulation:
         self._data = [train.take(torch.from_numpy(indices).to(self.device)) for indices in shares]
         self._poisoned: dict[int, Samples] = {}
         self._test, self._backdoor = task.test.to(self.device), task.backdoor_test.to(self.device)
-        self.weights = {name: value.to(self.device) for name, value in self._first_weights(on_epoch).items()}
-        acc, asr = self._evaluate()
-        self.start_scores = {"acc": acc, "asr": asr}
 
     def _first_weights(self, on_epoch: Progress | None) -> dict[str, Tensor]:
         if self.config.start == "scratch":
@@ -113,13 +149,14 @@ class Simulation:
             raise ConfigError(f"{self.config.start} holds another model than {self.task.name}'s {self.task.model}")
         return weights
 
-    def _round(self, round_number: int) -> dict[str, Any]:
+    def _round(self, round_number: int) -> Record:
         clock = _Clock()
         selected = [int(client) for client in self.schedule.selected[round_number - 1]]
-        attackers = [client for client in selected if client in self.attackers]
+        attackers = [client for client in selected if client in self.attackers(round_number)]
+        jobs = [self._job(client, round_number, attacks=client in attackers) for client in selected]
 
         began = time.perf_counter()
-        trained = self.engine.train(self.weights, [self._job(client, round_number) for client in selected])
+        trained = self.engine.train(self.weights, jobs)
         crafted = self.attack.submissions(self.weights, {client: trained[client] for client in attackers})
         sent: dict[ClientId, Mapping[str, Tensor]] = {
             client: crafted.get(client, trained[client]) for client in selected
@@ -127,10 +164,10 @@ class Simulation:
         clock.train = time.perf_counter() - began
 
         began = time.perf_counter()
-        result = self.defense.aggregate(self.weights, sent, {client: len(self._samples(client)) for client in selected})
+        rule = self.defense if round_number >= self.config.defend_from else self.average
+        result = rule.aggregate(self.weights, sent, {job.client: len(job.samples) for job in jobs})
         self.weights = result.weights
         clock.defend = time.perf_counter() - began
-        self.detection.add(result.verdicts, self.attackers)
 
         began = time.perf_counter()
         acc, asr = self._evaluate() if self._evaluated(round_number) else (None, None)
@@ -148,7 +185,7 @@ class Simulation:
     def _evaluated(self, round_number: int) -> bool:
         return round_number % self.config.evaluate_every == 0 or round_number == self.config.rounds
 
-    def _job(self, client: int, round_number: int) -> Job:
+    def _job(self, client: int, round_number: int, *, attacks: bool) -> Job:
         config = self.config
         recipe = Recipe(
             lr=config.lr * config.lr_decay ** (round_number - 1),
@@ -158,11 +195,10 @@ class Simulation:
             momentum=config.momentum,
             weight_decay=config.weight_decay,
         )
-        return Job(client, self._samples(client), recipe, self.schedule.training_seed(round_number, client))
+        samples = self._poisoned_samples(client) if attacks else self._data[client]
+        return Job(client, samples, recipe, self.schedule.training_seed(round_number, client))
 
-    def _samples(self, client: int) -> Samples:
-        if client not in self.attackers:
-            return self._data[client]
+    def _poisoned_samples(self, client: int) -> Samples:
         if client not in self._poisoned:
             generator = torch_generator(self.schedule.poisoning_seed(client))
             clean = self._data[client].to("cpu")
@@ -177,7 +213,9 @@ class Simulation:
             share_predicted(self.task, self.model, self._backdoor),
         )
 
-    def _summary(self, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
+        """What `summary.json` holds, from the records of all rounds."""
+        records = self.records
         tail = [record for record in records[-max(1, len(records) // 10) :] if record["acc"] is not None]
         last = records[-1]
         seconds = sum(sum(record["seconds"].values()) for record in records)
@@ -188,31 +226,15 @@ class Simulation:
             "acc_tail_mean": statistics.fmean(record["acc"] for record in tail),
             "asr_tail_mean": statistics.fmean(record["asr"] for record in tail),
             "asr_max": max(record["asr"] for record in records if record["asr"] is not None),
-            "detection": self.detection.as_dict(),
+            "detection": detection_of(records),
             "start": self.start_scores,
             "rounds": len(records),
             "rounds_per_second": len(records) / seconds,
             "defend_seconds_median": statistics.median(record["seconds"]["defend"] for record in records),
+            "peak_memory_mb": peak_memory(),
             "seed": self.config.seed,
             "environment": environment(),
         }
-
-
-def environment() -> dict[str, str]:
-    """Versions of what a result depends on."""
-    import platform
-
-    import numpy
-
-    from .._version import __version__
-
-    return {
-        "g2uardfl": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": numpy.__version__,
-        "platform": platform.platform(),
-    }
 
 
 def _defense_settings(config: RunConfig) -> dict[str, Any]:

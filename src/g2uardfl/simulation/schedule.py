@@ -11,7 +11,7 @@ import torch
 Ids = npt.NDArray[np.int64]
 
 # Each kind of random choice has its own stream, so that changing one does not move the others.
-_PARTITION, _MALICIOUS, _SELECTION, _TRAINING, _POISONING, _START = range(6)
+_PARTITION, _MALICIOUS, _SELECTION, _TRAINING, _POISONING, _START, _CHURN = range(7)
 
 
 @dataclass(frozen=True)
@@ -20,15 +20,24 @@ class Schedule:
 
     seed: int
     malicious: frozenset[int]
-    selected: Ids
-    """(rounds x per_round): the clients of each round, ascending."""
+    selected: list[Ids]
+    """For each round its clients, ascending."""
 
     @staticmethod
-    def draw(seed: int, rounds: int, clients: int, per_round: int, pmr: float) -> Schedule:
-        """Draw a schedule; `pmr` is the share of clients that are malicious."""
+    def draw(seed: int, rounds: int, clients: int, per_round: int, pmr: float, churn: float = 0.0) -> Schedule:
+        """Draw a schedule; `pmr` is the share of malicious clients, `churn` the share of those that come or go.
+
+        A client that goes is never selected after some round, one that comes is never selected before. When fewer than
+        `per_round` are there, all of them are selected.
+        """
         attackers = stream(seed, _MALICIOUS).choice(clients, size=round(pmr * clients), replace=False)
+        arrives, leaves = _presence(stream(seed, _CHURN), rounds, clients, churn)
         generator = stream(seed, _SELECTION)
-        selected = np.stack([np.sort(generator.choice(clients, size=per_round, replace=False)) for _ in range(rounds)])
+        selected = []
+        for number in range(1, rounds + 1):
+            present = np.flatnonzero((arrives <= number) & (number < leaves))
+            size = min(per_round, len(present))
+            selected.append(np.sort(generator.choice(present, size=size, replace=False)))
         return Schedule(seed, frozenset(int(client) for client in attackers), selected)
 
     def training_seed(self, round_number: int, client: int) -> int:
@@ -38,6 +47,17 @@ class Schedule:
     def poisoning_seed(self, client: int) -> int:
         """The seed of a malicious client's choice of backdoored samples."""
         return derived_seed(self.seed, _POISONING, client)
+
+
+def _presence(generator: np.random.Generator, rounds: int, clients: int, churn: float) -> tuple[Ids, Ids]:
+    """The round in which each client arrives and the one from which it is gone; at least one client always stays."""
+    arrives, leaves = np.ones(clients, dtype=np.int64), np.full(clients, rounds + 1)
+    moving = generator.choice(clients, size=min(round(churn * clients), clients - 1), replace=False)
+    moments = generator.integers(2, rounds + 1, size=len(moving)) if rounds > 1 else np.ones(len(moving), dtype=int)
+    joins = generator.random(len(moving)) < 0.5
+    arrives[moving[joins]] = moments[joins]
+    leaves[moving[~joins]] = moments[~joins]
+    return arrives, leaves
 
 
 def partition_seed(seed: int) -> int:

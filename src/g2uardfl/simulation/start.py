@@ -169,6 +169,8 @@ def write_model(path: str | Path, weights: dict[str, Tensor], notes: dict[str, s
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(temporary, target)
     except OSError as error:
         Path(temporary).unlink(missing_ok=True)

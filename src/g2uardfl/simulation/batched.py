@@ -1,0 +1,342 @@
+"""All clients of a round as one batched model: a GPU is busy where a single client's small batches leave it idle.
+
+`torch.func.vmap` maps one training step over clients. What makes clients differ is data, never control flow: amounts of
+samples are masks, recipes and dropout keys are tensors. So one captured CUDA graph serves every step of every round.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.dropout import _DropoutNd
+
+from ..errors import ConfigError
+from ..tasks.base import Task
+from .dropout import KeyedDropout, step_key
+from .engine import ClientWeights, Engine, LoopEngine
+from .training import Job, batches, training_batches
+
+STEPS_PREPARED_AT_ONCE = 16
+"""Inputs wait in their compact stored form; so many steps at a time are turned into what the model takes."""
+ALIGNMENT = 32
+"""Every parameter begins at a multiple of this many numbers, so that matrix kernels find aligned memory."""
+
+
+class BatchedEngine(Engine):
+    """Trains all clients of a round together, on a GPU with each step a replayed CUDA graph.
+
+    The weights are those of `LoopEngine` up to rounding, if `task.loss` is the mean of losses that each depend on one
+    sample alone (as cross-entropy is) and `task.prepare` treats each sample by itself: short batches are padded, and
+    the loss is the mean over the real samples. Recipes may differ between clients in everything.
+
+    Parameters
+    ----------
+    task
+        Prepares inputs and says the loss.
+    model
+        Decides the device; must be one that `supports` accepts. The engine works on its own copy.
+    """
+
+    def __init__(self, task: Task, model: nn.Module) -> None:
+        if not self.supports(model):
+            raise ConfigError(f"{type(model).__name__} cannot be trained as one batched model: use the loop engine")
+        self.task = task
+        self._loop = LoopEngine(task, model)
+        self._model = _mappable(copy.deepcopy(model)).train()
+        self._normalises = any(isinstance(module, MaskedBatchNorm) for module in self._model.modules())
+        self._device = next(model.parameters()).device
+        self._cohort: _Cohort | None = None
+
+    @staticmethod
+    def supports(model: nn.Module) -> bool:
+        """Whether every part of `model` has a batched form (recurrent layers need the switch `fused`)."""
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        return (
+            len({parameter.dtype for parameter in parameters.values()}) == 1
+            and len(parameters) == len(set(parameters.values()))
+            and all(parameter.requires_grad for parameter in parameters.values())
+            and all(_has_batched_form(module, hasattr(model, "fused")) for module in model.modules())
+        )
+
+    def train(self, global_weights: Mapping[str, Tensor], jobs: Sequence[Job]) -> ClientWeights:
+        """Train all clients step by step together."""
+        orders = {job.client: _index_batches(job) for job in jobs}
+        # The longest job first: those still at work are then the first rows, and the batched model can shrink.
+        together = [job for job in jobs if self._fits(orders[job.client])]
+        together.sort(key=lambda job: len(orders[job.client]), reverse=True)
+        weights = self._train_together(global_weights, together, [orders[job.client] for job in together])
+        weights |= self._loop.train(global_weights, [job for job in jobs if job.client not in weights])
+        return {job.client: weights[job.client] for job in jobs}
+
+    def close(self) -> None:
+        """Let go of the batched model and its graphs."""
+        self._cohort = None
+
+    def _fits(self, order: Sequence[Tensor]) -> bool:
+        """Whether a job's batches can be masked; torch itself may refuse to normalise a single sample."""
+        return all(len(batch) > int(self._normalises) for batch in order)
+
+    def _train_together(
+        self, global_weights: Mapping[str, Tensor], jobs: Sequence[Job], orders: Sequence[Sequence[Tensor]]
+    ) -> ClientWeights:
+        if not jobs:
+            return {}
+        inputs = self._stage(jobs, orders)
+        cohort = self._cohort_for(inputs)
+        cohort.begin(global_weights, jobs)
+        for start in range(0, len(inputs.counts), STEPS_PREPARED_AT_ONCE):
+            steps = slice(start, start + STEPS_PREPARED_AT_ONCE)
+            x = inputs.x[steps, : inputs.active[start]]
+            prepared = self.task.prepare(x.flatten(0, 2)).unflatten(0, x.shape[:3])
+            for offset, (x, active) in enumerate(zip(prepared, inputs.active[steps], strict=True)):
+                step = start + offset
+                cohort.step(active, x, inputs.y[step], inputs.counts[step], inputs.keys[step])
+        return cohort.weights([job.client for job in jobs])
+
+    def _stage(self, jobs: Sequence[Job], orders: Sequence[Sequence[Tensor]]) -> _Inputs:
+        """All inputs of a round on the device, gathered per client in one go where no augmentation stands between."""
+        clients, steps = len(jobs), len(orders[0])
+        batch = max(job.recipe.batch_size for job in jobs)
+        counts = torch.zeros(steps, clients, dtype=torch.int32)
+        keys = torch.zeros(steps, clients, dtype=torch.int32)
+        indices = torch.zeros(clients, steps, batch, dtype=torch.int64)
+        for client, (job, order) in enumerate(zip(jobs, orders, strict=True)):
+            counts[: len(order), client] = torch.tensor([len(chosen) for chosen in order])
+            keys[: len(order), client] = torch.tensor([step_key(job.seed, step) for step in range(len(order))])
+            # A short batch is filled up with its first sample: whatever fills it must be harmless to compute.
+            indices[client, : len(order)] = torch.stack(
+                [torch.cat([chosen, chosen[:1].expand(batch - len(chosen))]) for chosen in order]
+            )
+        indices = indices.to(jobs[0].samples.y.device)
+        samples = jobs[0].samples
+        x = torch.zeros(steps, clients, batch, *samples.x.shape[1:], dtype=samples.x.dtype, device=self._device)
+        y = torch.zeros(steps, clients, batch, *samples.y.shape[1:], dtype=samples.y.dtype, device=self._device)
+        augmented = type(self.task).augment is not Task.augment
+        for client, (job, order) in enumerate(zip(jobs, orders, strict=True)):
+            if not augmented:
+                chosen = indices[client, : len(order)]
+                x[: len(order), client], y[: len(order), client] = job.samples.x[chosen], job.samples.y[chosen]
+                continue
+            for step, pair in enumerate(training_batches(self.task, job)):
+                for staged, values in zip((x, y), pair, strict=True):
+                    staged[step, client, : len(values)] = values
+                    staged[step, client, len(values) :] = values[:1]
+        active = [int(number) for number in (counts > 0).sum(dim=1)]
+        return _Inputs(x, y, counts.to(self._device), keys.to(self._device), active)
+
+    def _cohort_for(self, inputs: _Inputs) -> _Cohort:
+        """The batched model of earlier rounds where it is wide enough and not far too wide, else a new one."""
+        x, y = self.task.prepare(inputs.x[0, 0]), inputs.y[0, 0]
+        clients = inputs.active[0]
+        if self._cohort is None or not self._cohort.holds(clients, x, y):
+            self._cohort = None  # its memory is free before the next one asks for some
+            self._cohort = _Cohort(self.task, self._model, clients, x, y)
+        return self._cohort
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """What the steps of a round take; x and y are steps x clients x batch x sample, counts and keys steps x clients."""
+
+    x: Tensor
+    y: Tensor
+    counts: Tensor
+    """Real samples of each batch; 0 where a client has finished."""
+    keys: Tensor
+    active: list[int]
+    """How many clients, the first ones, are still at work in each step."""
+
+
+class _Cohort:
+    """The batched model: a matrix with a row of parameters per client, and all else a step reads or changes.
+
+    The tensors stay where they are for good, since a CUDA graph replays on fixed addresses. In one matrix, SGD is a
+    handful of kernels whatever the number of layers.
+    """
+
+    def __init__(self, task: Task, model: nn.Module, clients: int, x: Tensor, y: Tensor) -> None:
+        self.task = task
+        self.model = model
+        self.clients = clients
+        modules = dict(model.named_modules())
+        self.key_names = [f"{name}.key" for name, module in modules.items() if isinstance(module, KeyedDropout)]
+        self.real_names = [f"{name}.real" for name, module in modules.items() if isinstance(module, MaskedBatchNorm)]
+        self.places: dict[str, tuple[int, torch.Size]] = {}
+        width = 0
+        for name, parameter in model.named_parameters():
+            self.places[name] = (width, parameter.shape)
+            width += parameter.numel() + -parameter.numel() % ALIGNMENT
+            dtype = parameter.dtype
+        device = x.device
+        self.rows = torch.zeros(clients, width, dtype=dtype, device=device)
+        self.velocity = torch.zeros_like(self.rows)
+        self.padding = torch.zeros(clients, ALIGNMENT, dtype=dtype, device=device)
+        self.buffers = {
+            name: buffer.to(device).expand(clients, *buffer.shape).clone()
+            for name, buffer in model.named_buffers()
+            if name not in {*self.key_names, *self.real_names}
+        }
+        self.x = torch.zeros(clients, *x.shape, dtype=x.dtype, device=device)
+        self.y = torch.zeros(clients, *y.shape, dtype=y.dtype, device=device)
+        self.counts = torch.zeros(clients, dtype=torch.int32, device=device)
+        self.keys = torch.zeros(clients, dtype=torch.int32, device=device)
+        self.recipes = torch.zeros(3, clients, 1, dtype=dtype, device=device)
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+
+    def holds(self, clients: int, x: Tensor, y: Tensor) -> bool:
+        """Whether batches like `x` and `y` of so many clients fit without more than half of the rows idle."""
+        same = self.x.shape[1:] == x.shape and self.y.shape[1:] == y.shape and self.x.dtype == x.dtype
+        return same and self.clients <= 2 * clients and clients <= self.clients
+
+    def begin(self, global_weights: Mapping[str, Tensor], jobs: Sequence[Job]) -> None:
+        """Start a round: every row the global model, no momentum, each client's own recipe."""
+        for name, stacked in (*self._parameters(self.rows).items(), *self.buffers.items()):
+            if name in global_weights:
+                stacked.copy_(global_weights[name])
+        self.velocity.zero_()
+        recipes = [(job.recipe.lr, job.recipe.momentum, job.recipe.weight_decay) for job in jobs]
+        self.recipes[:, : len(jobs), 0] = torch.tensor(recipes, dtype=self.recipes.dtype).T.to(self.recipes.device)
+
+    def step(self, active: int, x: Tensor, y: Tensor, counts: Tensor, keys: Tensor) -> None:
+        """One step of the first `active` clients; the arguments have at least as many rows."""
+        # Few distinct widths mean few graphs; rows beyond `active` are masked.
+        width = min(1 << (active - 1).bit_length(), self.clients)
+        if self.rows.is_cuda and width not in self.graphs:
+            self.graphs[width] = self._capture(width)
+        self.counts.zero_()
+        for static, value in ((self.x, x), (self.y, y), (self.counts, counts), (self.keys, keys)):
+            static[:active].copy_(value[:active])
+        if self.rows.is_cuda:
+            self.graphs[width].replay()
+        else:
+            self._step(width)
+
+    def weights(self, clients: Sequence[int]) -> ClientWeights:
+        """Copies of the rows' weights by client and name."""
+        stacked = self._parameters(self.rows) | self.buffers
+        kept = {name: stacked[name].clone(memory_format=torch.contiguous_format) for name in self.model.state_dict()}
+        return {client: {name: kept[name][row] for name in kept} for row, client in enumerate(clients)}
+
+    def _parameters(self, rows: Tensor) -> dict[str, Tensor]:
+        return {
+            name: rows[:, start : start + shape.numel()].view(len(rows), *shape)
+            for name, (start, shape) in self.places.items()
+        }
+
+    def _capture(self, width: int) -> torch.cuda.CUDAGraph:
+        """Record one step; the steps that warm up change nothing, since no client has samples in them."""
+        self.counts.zero_()
+        with torch.cuda.device(self.rows.device):
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(3):
+                    self._step(width)
+            torch.cuda.current_stream().wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                self._step(width)
+        return graph
+
+    def _step(self, width: int) -> None:
+        """SGD as in torch (d = g + λp, v = μv + d, p = p - ηv) on the first `width` rows where a client is at work."""
+        rows, velocity, counts = self.rows[:width], self.velocity[:width], self.counts[:width]
+        lr, momentum, weight_decay = self.recipes[:, :width]
+        at_work = counts > 0
+        real = torch.arange(self.x.shape[1], device=counts.device) < counts[:, None]
+        buffers = {name: buffer[:width] for name, buffer in self.buffers.items()}
+        gradients, new_buffers = vmap(grad(self._loss, has_aux=True))(
+            self._parameters(rows), buffers, self.x[:width], self.y[:width], real, self.keys[:width]
+        )
+        pieces = []
+        for name, (_, shape) in self.places.items():
+            pieces += [gradients[name].reshape(width, -1), self.padding[:width, : -shape.numel() % ALIGNMENT]]
+        new_velocity = torch.cat(pieces, dim=1).addcmul_(weight_decay, rows).addcmul_(momentum, velocity)
+        # Selected, not multiplied by 0 or 1: what a finished client computes may be NaN.
+        torch.where(at_work[:, None], rows - lr * new_velocity, rows, out=rows)
+        torch.where(at_work[:, None], new_velocity, velocity, out=velocity)
+        for name, buffer in buffers.items():
+            torch.where(at_work.view(-1, *[1] * (buffer.dim() - 1)), new_buffers[name], buffer, out=buffer)
+
+    def _loss(
+        self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, y: Tensor, real: Tensor, key: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """One client's mean loss over its real samples, and its buffers afterwards."""
+        buffers = {name: buffer.clone() for name, buffer in buffers.items()}  # layers write into them
+        marks = dict.fromkeys(self.key_names, key) | dict.fromkeys(self.real_names, real)
+        outputs = functional_call(self.model, (parameters, buffers, marks), (x,))
+        losses = vmap(lambda output, target: self.task.loss(output[None], target[None]))(outputs, y)
+        return torch.where(real, losses, 0).sum() / real.sum().clamp(min=1), buffers
+
+
+class MaskedBatchNorm(nn.Module):
+    """BatchNorm in training, over the samples marked in the buffer `real`, in operations that vmap can map.
+
+    Padded samples would otherwise enter mean, variance and running statistics. Parameters and buffers keep their names.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    running_mean: Tensor
+    running_var: Tensor
+    num_batches_tracked: Tensor
+    real: Tensor
+
+    def __init__(self, norm: _BatchNorm) -> None:
+        super().__init__()
+        self.eps = norm.eps
+        self.momentum = norm.momentum
+        self.weight, self.bias = norm.weight, norm.bias
+        for name, buffer in norm.named_buffers():
+            self.register_buffer(name, buffer)
+        self.register_buffer("real", torch.ones(1, dtype=torch.bool), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`x` (samples x channels x ...) with mean 0 and variance 1 in each channel, then scaled and shifted."""
+        channels = (-1, *[1] * (x.dim() - 2))
+        others = [0, *range(2, x.dim())]
+        weight = self.real.to(x.dtype).view(-1, *[1] * (x.dim() - 1))
+        count = weight.sum() * (x[0, 0].numel())
+        mean = (x * weight).sum(others) / count
+        centred = x - mean.view(channels)
+        variance = (centred.square() * weight).sum(others) / count
+        unbiased = variance * (count / (count - 1))
+        self.running_mean.mul_(1 - self.momentum).add_(self.momentum * mean.detach())
+        self.running_var.mul_(1 - self.momentum).add_(self.momentum * unbiased.detach())
+        self.num_batches_tracked.add_(1)
+        scale = self.weight * (variance + self.eps).rsqrt()
+        return centred * scale.view(channels) + self.bias.view(channels)
+
+
+def _has_batched_form(module: nn.Module, has_fused_switch: bool) -> bool:
+    if isinstance(module, _BatchNorm):
+        plain = isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d))
+        return plain and module.affine and module.track_running_stats and module.momentum is not None
+    if isinstance(module, _NormBase):
+        return not module.track_running_stats
+    if isinstance(module, nn.RNNBase):
+        return has_fused_switch
+    return isinstance(module, nn.Dropout) or not isinstance(module, _DropoutNd)
+
+
+def _mappable(model: nn.Module) -> nn.Module:
+    """`model`, changed in place so that vmap can map it over clients."""
+    for parent in list(model.modules()):
+        if hasattr(parent, "fused"):
+            parent.fused = False
+        for name, child in list(parent.named_children()):
+            if isinstance(child, _BatchNorm):
+                setattr(parent, name, MaskedBatchNorm(child))
+    return model
+
+
+def _index_batches(job: Job) -> list[Tensor]:
+    """The indices of each step's samples, as `training_batches` takes them where nothing is augmented."""
+    recipe, generator = job.recipe, torch.Generator().manual_seed(job.seed)
+    return list(batches(len(job.samples), recipe.batch_size, recipe.epochs, recipe.steps, generator))

@@ -1,0 +1,50 @@
+"""What a result depends on besides its config: versions, platform and the commit the code is at."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+
+def environment() -> dict[str, str]:
+    """Versions of what a result depends on, and the commit where the package runs from a checkout."""
+    import numpy
+    import torch
+
+    from .._version import __version__
+
+    found = {
+        "g2uardfl": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "platform": platform.platform(),
+    }
+    commit = _commit()
+    return {**found, "commit": commit} if commit else found
+
+
+def peak_memory() -> float | None:
+    """The largest resident size of this process so far, in megabytes; None where the system does not tell."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return largest / (1e6 if sys.platform == "darwin" else 1e3)
+
+
+def _commit() -> str | None:
+    root = Path(__file__).resolve().parents[3]
+    if not (root / ".git").exists():
+        return None
+    try:
+        done = subprocess.run(  # noqa: S603 - fixed arguments
+            ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"],  # noqa: S607
+            capture_output=True, text=True, timeout=10, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
