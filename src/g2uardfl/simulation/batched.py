@@ -93,7 +93,8 @@ class BatchedEngine(Engine):
         for start in range(0, len(inputs.counts), STEPS_PREPARED_AT_ONCE):
             steps = slice(start, start + STEPS_PREPARED_AT_ONCE)
             x = inputs.x[steps, : inputs.active[start]]
-            prepared = self.task.prepare(x.flatten(0, 2)).unflatten(0, x.shape[:3])
+            flat = self.task.prepare(x.flatten(0, 2))
+            prepared = flat.view(*x.shape[:3], *flat.shape[1:])
             for offset, (x, active) in enumerate(zip(prepared, inputs.active[steps], strict=True)):
                 step = start + offset
                 cohort.step(active, x, inputs.y[step], inputs.counts[step], inputs.keys[step])
@@ -233,7 +234,7 @@ class _Cohort:
         """Record one step; the steps that warm up change nothing, since no client has samples in them."""
         self.counts.zero_()
         with torch.cuda.device(self.rows.device):
-            side = torch.cuda.Stream()
+            side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
                 for _ in range(3):
@@ -272,7 +273,7 @@ class _Cohort:
         marks = dict.fromkeys(self.key_names, key) | dict.fromkeys(self.real_names, real)
         outputs = functional_call(self.model, (parameters, buffers, marks), (x,))
         losses = vmap(lambda output, target: self.task.loss(output[None], target[None]))(outputs, y)
-        return torch.where(real, losses, 0).sum() / real.sum().clamp(min=1), buffers
+        return losses.masked_fill(~real, 0).sum() / real.sum().clamp(min=1), buffers
 
 
 class MaskedBatchNorm(nn.Module):
@@ -291,7 +292,7 @@ class MaskedBatchNorm(nn.Module):
     def __init__(self, norm: _BatchNorm) -> None:
         super().__init__()
         self.eps = norm.eps
-        self.momentum = norm.momentum
+        self.momentum = norm.momentum or 0.0
         self.weight, self.bias = norm.weight, norm.bias
         for name, buffer in norm.named_buffers():
             self.register_buffer(name, buffer)
@@ -329,7 +330,7 @@ def _mappable(model: nn.Module) -> nn.Module:
     """`model`, changed in place so that vmap can map it over clients."""
     for parent in list(model.modules()):
         if hasattr(parent, "fused"):
-            parent.fused = False
+            parent.fused = False  # type: ignore[assignment]
         for name, child in list(parent.named_children()):
             if isinstance(child, _BatchNorm):
                 setattr(parent, name, MaskedBatchNorm(child))
