@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from g2uardfl.errors import ConfigError
-from g2uardfl.simulation.batched import BatchedEngine, MaskedBatchNorm
+from g2uardfl.simulation.batched import BatchedEngine, MaskedBatchNorm, _Cohort
 from g2uardfl.simulation.dropout import KeyedDropout, set_key, step_key
 from g2uardfl.simulation.engine import ClientWeights, LoopEngine
 from g2uardfl.simulation.training import Job, Recipe
@@ -105,7 +107,11 @@ def assert_trains_like_the_loop(task: Made, jobs: list[Job], atol: float = 1e-5)
     assert any(moved)
 
 
-@pytest.mark.parametrize(
+def make_lstm() -> nn.Module:
+    return LSTMClassifier(20, embedding_width=6, hidden_width=5, num_classes=10)
+
+
+EVERY_KIND = pytest.mark.parametrize(
     ("task", "counts"),
     [
         pytest.param(Made(SmallCnn, (1, 8, 8)), NON_IID, id="cnn"),
@@ -113,13 +119,12 @@ def assert_trains_like_the_loop(task: Made, jobs: list[Job], atol: float = 1e-5)
         pytest.param(Made(SimpleNet, (1, 28, 28)), (3, 9), id="simplenet"),
         pytest.param(Made(TinyResidual, (1, 4, 4)), (2, 7, 34, 64), id="batch-norm"),
         pytest.param(Augmented(SmallCnn, (1, 8, 8)), (7, 33), id="augmented"),
-        pytest.param(
-            Made(lambda: LSTMClassifier(20, embedding_width=6, hidden_width=5, num_classes=10), (7,), tokens=20),
-            NON_IID,
-            id="lstm",
-        ),
+        pytest.param(Made(make_lstm, (7,), tokens=20), NON_IID, id="lstm"),
     ],
 )
+
+
+@EVERY_KIND
 def test_every_kind_of_model_trains_like_the_loop(task: Made, counts: tuple[int, ...]):
     assert_trains_like_the_loop(task, make_jobs(task, counts))
 
@@ -209,7 +214,7 @@ def test_nan_in_one_client_does_not_reach_the_others(poisoned_samples: int):
 
 
 def test_the_global_weights_and_the_callers_model_stay_as_they_are():
-    task = Made(lambda: LSTMClassifier(20, embedding_width=6, hidden_width=5, num_classes=10), (7,), tokens=20)
+    task = Made(make_lstm, (7,), tokens=20)
     model = task.build_model()
     start = {name: value.clone() for name, value in model.state_dict().items()}
     engine = BatchedEngine(task, model)
@@ -220,6 +225,61 @@ def test_the_global_weights_and_the_callers_model_stay_as_they_are():
     assert model.fused
     for name, value in model.state_dict().items():
         assert torch.equal(value, start[name])
+
+
+class HostTraffic(TorchDispatchMode):
+    """Notes operations that a CUDA graph cannot record: values moved between devices or read by the host."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        result = operation(*args, **(kwargs or {}))
+        tensors = [leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, Tensor)]
+        # A number from the host may be an operand: it becomes an argument of the kernel.
+        moved = len({tensor.device for tensor in tensors}) > 1 and "copy" in str(operation)
+        if (
+            moved
+            or torch.Tag.data_dependent_output in operation.tags
+            or torch.Tag.dynamic_output_shape in operation.tags
+        ):
+            self.found.append(str(operation))
+        return result
+
+
+@EVERY_KIND
+def test_a_step_neither_copies_from_the_host_nor_waits_for_the_device(task: Made, counts: tuple[int, ...]):
+    engine = BatchedEngine(task, task.build_model())
+    x, y = task.prepare(task.samples(4, 0).x).to("meta"), torch.zeros(4, dtype=torch.int64, device="meta")
+    cohort = _Cohort(task, engine._model, len(counts), x, y)
+    with HostTraffic() as traffic:
+        cohort._step(len(counts))
+    assert traffic.found == []
+
+
+def test_what_a_graph_cannot_record_is_noticed():
+    with HostTraffic() as traffic:
+        torch.ones(3).to("meta")
+        torch.ones(3).nonzero()
+        torch.ones(()).item()
+    assert len(traffic.found) == 3
+
+
+@EVERY_KIND
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_replayed_graphs_train_like_the_loop(task: Made, counts: tuple[int, ...], monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    start = {name: value.cuda() for name, value in task.build_model().state_dict().items()}
+    engine = BatchedEngine(task, task.build_model().cuda())
+    for first in (0, 1):
+        jobs = make_jobs(task, counts, first=first)
+        jobs = [Job(job.client, job.samples.to("cuda"), job.recipe, job.seed) for job in jobs]
+        expected = LoopEngine(task, task.build_model().cuda()).train(start, jobs)
+        assert_same(engine.train(start, jobs), expected, atol=1e-4)
+        start = expected[jobs[0].client]
+    assert engine._cohort is not None
+    assert engine._cohort.graphs
 
 
 def test_mapped_keyed_dropout_is_the_single_one():

@@ -26,18 +26,8 @@ CONFIG = RunConfig(
 )
 
 ARGUMENTS = [
-    "--attack",
-    "black_box",
-    "--defense",
-    "g2uardfl",
-    "--rounds",
-    "7",
-    "--checkpoint-every",
-    "2",
-    "--start-from",
-    "scratch",
-    "--churn",
-    "0.2",
+    *("--attack", "black_box", "--defense", "g2uardfl", "--rounds", "7", "--checkpoint-every", "2"),
+    *("--start-from", "scratch", "--churn", "0.2"),
 ]
 
 
@@ -102,21 +92,7 @@ def test_a_run_that_crashed_goes_on_from_its_last_checkpoint_bit_for_bit(tmp_pat
 def test_a_run_killed_at_random_moments_ends_with_the_same_bytes(tmp_path, whole):
     generator = random.Random(int.from_bytes(os.urandom(4), "big"))
     path = tmp_path / "run"
-    assignments = [
-        f"--set={key}={value}" for key, value in (("checkpoint_every", 2), ("start", "scratch"), ("churn", 0.2))
-    ]
-    command = [
-        "run",
-        "--attack",
-        "black_box",
-        "--defense",
-        "g2uardfl",
-        "--rounds",
-        "7",
-        "--out",
-        str(path),
-        *assignments,
-    ]
+    command = ["run", *ARGUMENTS, "--out", str(path)]
     program = [sys.executable, "-c", "from g2uardfl.cli import main; main()"]
     kills = 0
     for _ in range(12):

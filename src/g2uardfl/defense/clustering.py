@@ -99,6 +99,7 @@ class GraphAutoEncoder:
         return propagation @ (hidden @ self.second) + self.second_bias
 
 
+@one_thread()
 def cluster_graph(
     attributes: Array,
     adjacency: Array,
@@ -116,32 +117,7 @@ def cluster_graph(
 
     The same inputs and `seed` give the same clustering, bit for bit.
     """
-    with one_thread():
-        return _cluster(
-            attributes,
-            adjacency,
-            GraphAutoEncoder(attributes.shape[1], hidden_dim, latent_dim, seed),
-            clusters=clusters,
-            pretrain_epochs=pretrain_epochs,
-            cluster_epochs=cluster_epochs,
-            learning_rate=learning_rate,
-            clustering_weight=clustering_weight,
-            seed=seed,
-        )
-
-
-def _cluster(
-    attributes: Array,
-    adjacency: Array,
-    encoder: GraphAutoEncoder,
-    *,
-    clusters: int,
-    pretrain_epochs: int,
-    cluster_epochs: int,
-    learning_rate: float,
-    clustering_weight: float,
-    seed: int,
-) -> Clustering:
+    encoder = GraphAutoEncoder(attributes.shape[1], hidden_dim, latent_dim, seed)
     propagation = torch.from_numpy(normalised_adjacency(adjacency))
     target = torch.from_numpy(np.ascontiguousarray(adjacency, dtype=np.float64))
     propagated = propagation @ torch.from_numpy(np.ascontiguousarray(attributes, dtype=np.float64))

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.utils.rnn import pad_sequence
 
 from ..errors import ConfigError
 from ..tasks.base import Task
@@ -33,7 +34,8 @@ class BatchedEngine(Engine):
 
     The weights are those of `LoopEngine` up to rounding, if `task.loss` is the mean of losses that each depend on one
     sample alone (as cross-entropy is) and `task.prepare` treats each sample by itself: short batches are padded, and
-    the loss is the mean over the real samples. Recipes may differ between clients in everything.
+    the loss is the mean over the real samples. Recipes may differ between clients in everything. On a GPU the model and
+    `task.loss` are recorded in the graph, so they must not copy from the host or wait for the device.
 
     Parameters
     ----------
@@ -101,35 +103,35 @@ class BatchedEngine(Engine):
         return cohort.weights([job.client for job in jobs])
 
     def _stage(self, jobs: Sequence[Job], orders: Sequence[Sequence[Tensor]]) -> _Inputs:
-        """All inputs of a round on the device, gathered per client in one go where no augmentation stands between."""
-        clients, steps = len(jobs), len(orders[0])
+        """All inputs of a round on the device, in the form they are stored in."""
+        clients, steps, samples = len(jobs), len(orders[0]), jobs[0].samples
         batch = max(job.recipe.batch_size for job in jobs)
+        indices = torch.zeros(clients, steps, batch, dtype=torch.int64)
         counts = torch.zeros(steps, clients, dtype=torch.int32)
         keys = torch.zeros(steps, clients, dtype=torch.int32)
-        indices = torch.zeros(clients, steps, batch, dtype=torch.int64)
         for client, (job, order) in enumerate(zip(jobs, orders, strict=True)):
+            indices[client, : len(order)] = _padded(order, batch)
             counts[: len(order), client] = torch.tensor([len(chosen) for chosen in order])
             keys[: len(order), client] = torch.tensor([step_key(job.seed, step) for step in range(len(order))])
-            # A short batch is filled up with its first sample: whatever fills it must be harmless to compute.
-            indices[client, : len(order)] = torch.stack(
-                [torch.cat([chosen, chosen[:1].expand(batch - len(chosen))]) for chosen in order]
-            )
-        indices = indices.to(jobs[0].samples.y.device)
-        samples = jobs[0].samples
+        active = [int(number) for number in (counts > 0).sum(dim=1)]
         x = torch.zeros(steps, clients, batch, *samples.x.shape[1:], dtype=samples.x.dtype, device=self._device)
         y = torch.zeros(steps, clients, batch, *samples.y.shape[1:], dtype=samples.y.dtype, device=self._device)
-        augmented = type(self.task).augment is not Task.augment
+        indices = indices.to(self._device)
         for client, (job, order) in enumerate(zip(jobs, orders, strict=True)):
-            if not augmented:
-                chosen = indices[client, : len(order)]
-                x[: len(order), client], y[: len(order), client] = job.samples.x[chosen], job.samples.y[chosen]
-                continue
-            for step, pair in enumerate(training_batches(self.task, job)):
-                for staged, values in zip((x, y), pair, strict=True):
-                    staged[step, client, : len(values)] = values
-                    staged[step, client, len(values) :] = values[:1]
-        active = [int(number) for number in (counts > 0).sum(dim=1)]
+            self._gather(job, indices[client, : len(order)], x[: len(order), client], y[: len(order), client])
         return _Inputs(x, y, counts.to(self._device), keys.to(self._device), active)
+
+    def _gather(self, job: Job, indices: Tensor, x: Tensor, y: Tensor) -> None:
+        """Write the inputs of all steps of a job into `x` and `y`: at once, or batch by batch to augment them."""
+        if type(self.task).augment is Task.augment:
+            indices = indices.to(job.samples.y.device)
+            x.copy_(job.samples.x[indices])
+            y.copy_(job.samples.y[indices])
+            return
+        for step, pair in enumerate(training_batches(self.task, job)):
+            for staged, values in zip((x[step], y[step]), pair, strict=True):
+                staged[: len(values)] = values
+                staged[len(values) :] = values[:1]
 
     def _cohort_for(self, inputs: _Inputs) -> _Cohort:
         """The batched model of earlier rounds where it is wide enough and not far too wide, else a new one."""
@@ -341,3 +343,10 @@ def _index_batches(job: Job) -> list[Tensor]:
     """The indices of each step's samples, as `training_batches` takes them where nothing is augmented."""
     recipe, generator = job.recipe, torch.Generator().manual_seed(job.seed)
     return list(batches(len(job.samples), recipe.batch_size, recipe.epochs, recipe.steps, generator))
+
+
+def _padded(order: Sequence[Tensor], batch: int) -> Tensor:
+    """Index batches as the rows of a matrix; a short one repeats its first, since padding is computed with as well."""
+    rows = pad_sequence(list(order), batch_first=True, padding_value=-1)
+    rows = nn.functional.pad(rows, (0, batch - rows.shape[1]), value=-1)
+    return torch.where(rows < 0, rows[:, :1], rows)
