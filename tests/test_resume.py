@@ -45,7 +45,7 @@ def assert_same_result(path, whole):
         return [{key: value for key, value in record.items() if key != "seconds"} for record in records]
 
     def summary(place):
-        timed = ("rounds_per_second", "defend_seconds_median", "peak_memory_mb")
+        timed = ("rounds_per_second", "defend_seconds_median", "peak_memory_mb", "environment")
         return {
             key: value for key, value in json.loads((place / "summary.json").read_text()).items() if key not in timed
         }
