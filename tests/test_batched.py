@@ -63,7 +63,7 @@ class Augmented(Made):
     """Images mirrored at random."""
 
     def augment(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        mirrored = torch.rand(len(x), generator=generator) < 0.5
+        mirrored = (torch.rand(len(x), generator=generator) < 0.5).to(x.device)
         return torch.where(mirrored.view(-1, 1, 1, 1), x.flip(-1), x)
 
 

@@ -17,6 +17,7 @@ from g2uardfl.errors import ConfigError, StateError
 from g2uardfl.settings import build
 from g2uardfl.simulation.config import RunConfig, read_values, with_assignments
 from g2uardfl.simulation.directory import FinishedRun, RunDirectory
+from g2uardfl.simulation.engine import make_engine
 from g2uardfl.simulation.metrics import defense_score, detection_of
 from g2uardfl.simulation.run import Simulation
 from g2uardfl.simulation.schedule import Schedule
@@ -301,3 +302,25 @@ def test_very_different_clients_can_be_simulated():
 def test_an_attack_takes_no_settings_it_does_not_know():
     with pytest.raises(ConfigError, match="strength"):
         attacks.create("black_box", strength=2)
+
+
+@pytest.mark.parametrize("engine", ["workers", "batched"])
+def test_every_engine_runs_the_same_rounds(engine):
+    config = dataclasses.replace(SMALL, defense="fedavg", alpha=0.5, workers=2)
+    plain, other = (
+        Simulation(dataclasses.replace(config, engine="loop")),
+        Simulation(dataclasses.replace(config, engine=engine)),
+    )
+    plain.run()
+    other.run()
+    for name, value in plain.weights.items():
+        torch.testing.assert_close(other.weights[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_processes_are_started_only_for_enough_work(digits):
+    model = digits.build_model()
+    small = dataclasses.replace(SMALL, rounds=10).resolved(digits.defaults)
+    assert type(make_engine(small, digits, model)).__name__ == "LoopEngine"
+    large = make_engine(dataclasses.replace(small, rounds=100_000), digits, model)
+    assert type(large).__name__ == "WorkerEngine"
+    large.close()

@@ -63,6 +63,7 @@ def run(
     batch_size: Annotated[int | None, _option("Samples a step. (default: task's)", _TRAINING)] = None,
     seed: Annotated[int | None, _option("Decides everything random. (default: 0)", _FILES)] = None,
     device: Annotated[str | None, _option("cpu, cuda, ... (default: cpu)", _FILES)] = None,
+    engine: Annotated[str | None, _option("auto, loop, workers or batched. (default: auto)", _FILES)] = None,
     data_dir: Annotated[Path | None, _option("Where the data sets are. (default: G2UARDFL_DATA)", _FILES)] = None,
     out: Annotated[Path | None, _option("Run directory. (default: runs/TASK-ATTACK-DEFENSE-SEED)", _FILES)] = None,
     config: Annotated[Path | None, _option("Start from this TOML file; options win.", _FILES, metavar="FILE")] = None,
@@ -95,8 +96,8 @@ def run(
         "per_round": per_round, "pmr": pmr, "pdr": pdr, "alpha": alpha, "partition": partition, "churn": churn,
         "attack_from": attack_from, "attack_until": attack_until, "defend_from": defend_from, "start": start,
         "local_epochs": local_epochs, "local_steps": local_steps, "lr": lr, "batch_size": batch_size, "seed": seed,
-        "device": device, "data_dir": None if data_dir is None else str(data_dir), "evaluate_every": evaluate_every,
-        "checkpoint_every": checkpoint_every,
+        "device": device, "engine": engine, "data_dir": None if data_dir is None else str(data_dir),
+        "evaluate_every": evaluate_every, "checkpoint_every": checkpoint_every,
     }  # fmt: skip
     values = read_values(config) if config else {}
     values |= {name: value for name, value in options.items() if value is not None}

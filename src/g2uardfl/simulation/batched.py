@@ -7,7 +7,8 @@ samples are masks, recipes and dropout keys are tensors. So one captured CUDA gr
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -94,12 +95,11 @@ class BatchedEngine(Engine):
         cohort.begin(global_weights, jobs)
         for start in range(0, len(inputs.counts), STEPS_PREPARED_AT_ONCE):
             steps = slice(start, start + STEPS_PREPARED_AT_ONCE)
-            x = inputs.x[steps, : inputs.active[start]]
-            flat = self.task.prepare(x.flatten(0, 2))
-            prepared = flat.view(*x.shape[:3], *flat.shape[1:])
-            for offset, (x, active) in enumerate(zip(prepared, inputs.active[steps], strict=True)):
-                step = start + offset
-                cohort.step(active, x, inputs.y[step], inputs.counts[step], inputs.keys[step])
+            stored = inputs.x[steps, : inputs.active[start]]
+            flat = self.task.prepare(stored.flatten(0, 2))
+            prepared = flat.reshape(*stored.shape[:3], *flat.shape[1:])
+            for step, x in enumerate(prepared, start):
+                cohort.step(inputs.active[step], x, inputs.y[step], inputs.counts[step], inputs.keys[step])
         return cohort.weights([job.client for job in jobs])
 
     def _stage(self, jobs: Sequence[Job], orders: Sequence[Sequence[Tensor]]) -> _Inputs:
@@ -235,7 +235,7 @@ class _Cohort:
     def _capture(self, width: int) -> torch.cuda.CUDAGraph:
         """Record one step; the steps that warm up change nothing, since no client has samples in them."""
         self.counts.zero_()
-        with torch.cuda.device(self.rows.device):
+        with torch.cuda.device(self.rows.device), _measured_convolutions():
             side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
@@ -276,6 +276,17 @@ class _Cohort:
         outputs = functional_call(self.model, (parameters, buffers, marks), (x,))
         losses = vmap(lambda output, target: self.task.loss(output[None], target[None]))(outputs, y)
         return losses.masked_fill(~real, 0).sum() / real.sum().clamp(min=1), buffers
+
+
+@contextmanager
+def _measured_convolutions() -> Iterator[None]:
+    """Let cuDNN try its algorithms: a layer of many clients is a grouped convolution, which it often guesses badly."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 class MaskedBatchNorm(nn.Module):

@@ -22,7 +22,7 @@ from .config import RunConfig
 from .start import read_model, write_model
 
 _KEPT = 2
-_INCONSEQUENTIAL = ("device", "data_dir", "checkpoint_every")
+_INCONSEQUENTIAL = ("device", "data_dir", "checkpoint_every", "workers")
 """Settings that may differ when a run goes on: they do not decide its result."""
 
 

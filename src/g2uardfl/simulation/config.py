@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
-from ..settings import build, check, number
+from ..settings import build, check, choice, number
 from ..tasks.base import TrainingDefaults
 
 if sys.version_info >= (3, 11):
@@ -42,7 +42,7 @@ class RunConfig:
     """The share of a malicious client's samples that are backdoored."""
     alpha: float = number(math.inf, 0, math.inf, above=True)
     """How alike the clients' data is: Dirichlet's α, infinity for a uniform split."""
-    partition: str = "dirichlet"
+    partition: str = choice("dirichlet", "dirichlet", "natural")
     """`dirichlet`, or `natural` where the data comes in groups."""
     local_epochs: int = number(0, 0, math.inf)
     local_steps: int = number(0, 0, math.inf)
@@ -67,6 +67,10 @@ class RunConfig:
     checkpoint_every: int = number(10, 1, math.inf)
     seed: int = number(0, 0, 2**63 - 1)
     device: str = "cpu"
+    engine: str = choice("auto", "auto", "loop", "workers", "batched")
+    """How clients are trained: one by one, in worker processes (CPU), as one batched model (GPU), or what is best."""
+    workers: int = number(0, 0, 1024)
+    """Worker processes; 0 means one for each core."""
     data_dir: str = ""
     task_settings: dict[str, Any] = field(default_factory=dict)
     attack_settings: dict[str, Any] = field(default_factory=dict)
@@ -74,8 +78,6 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         check(self)
-        if self.partition not in ("dirichlet", "natural"):
-            raise ConfigError(f"partition={self.partition!r} is not allowed: choose 'dirichlet' or 'natural'")
 
     def resolved(self, defaults: TrainingDefaults) -> RunConfig:
         """The same run with everything left open taken from the task's defaults."""

@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from ..errors import ConfigError
 from ..tasks.base import Samples
 from .checkpoint import Checkpoint
 from .config import RunConfig
-from .engine import Engine, LoopEngine
+from .engine import Engine, make_engine
 from .environment import environment, peak_memory
 from .metrics import defense_score, detection_of
 from .partition import partition
@@ -73,7 +74,6 @@ class Simulation:
             config.seed, config.rounds, config.clients, config.per_round, config.pmr, config.churn
         )
         self.model = self.task.build_model().to(self.device)
-        self.engine: Engine = LoopEngine(self.task, self.model)
         self.weights: dict[str, Tensor] = {}
         self.start_scores: dict[str, float] = {}
         self.records: list[Record] = []
@@ -86,16 +86,24 @@ class Simulation:
             self.prepare()
         for callback in callbacks:
             callback.on_start(self)
-        for round_number in range(len(self.records) + 1, self.config.rounds + 1):
-            self.records.append(self._round(round_number))
-            for callback in callbacks:
-                callback.on_round(self, self.records[-1])
-            if self.stop_asked and round_number < self.config.rounds:
-                raise Interrupted(f"stopped after round {round_number} of {self.config.rounds}")
+        try:
+            for round_number in range(len(self.records) + 1, self.config.rounds + 1):
+                self.records.append(self._round(round_number))
+                for callback in callbacks:
+                    callback.on_round(self, self.records[-1])
+                if self.stop_asked and round_number < self.config.rounds:
+                    raise Interrupted(f"stopped after round {round_number} of {self.config.rounds}")
+        finally:
+            self.engine.close()
         summary = self.summary()
         for callback in callbacks:
             callback.on_end(self, summary)
         return summary
+
+    @cached_property
+    def engine(self) -> Engine:
+        """What trains the clients; made when it is first needed."""
+        return make_engine(self.config, self.task, self.model)
 
     def prepare(self, on_epoch: Progress | None = None) -> None:
         """Divide the data and load the start model, training it first where that was never done (`on_epoch` tells)."""

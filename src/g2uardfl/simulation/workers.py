@@ -17,7 +17,7 @@ import shutil
 import signal
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from multiprocessing import connection, parent_process
@@ -71,12 +71,13 @@ class WorkerEngine(Engine):
             content = pickle.dumps((_without_data(task), model, self._layout))
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise ConfigError(f"task {task.name} cannot be sent to worker processes: {error}") from error
-        self._blocks: dict[int, Tensor] = {}
-        self._next_block = 0
         self._rows: tuple[int, int] | None = None
-        self._shelf = _Shelf(self._new_block)
-        self._crew = [_Worker.start(content) for _ in range(workers)]
+        self._crew: list[_Worker] = []
         self._finalizer = weakref.finalize(self, _end, self._crew)
+        self._memory = _SharedMemory(self._crew)
+        self._shelf = _Shelf(self._memory)
+        for _ in range(workers):
+            self._crew.append(_Worker.start(content))
 
     def train(self, global_weights: Mapping[str, Tensor], jobs: Sequence[Job]) -> ClientWeights:
         """Train all clients, those with most to do first."""
@@ -84,14 +85,15 @@ class WorkerEngine(Engine):
             raise G2uardFLError("the worker processes are closed: make a new engine")
         try:
             block = self._rows_for(len(jobs))
-            self._layout.write(global_weights, self._blocks[block], 0)
+            self._layout.write(global_weights, self._memory.blocks[block], 0)
             orders = [
                 _Order(replace(job, samples=_NOTHING), self._shelf.put(job.client, job.samples), block, row)
                 for row, job in enumerate(jobs, start=1)
             ]
             orders.sort(key=lambda order: _work(order.job.recipe, order.place.count))
             self._carry_out(orders)
-            return {job.client: self._layout.read(self._blocks[block], row) for row, job in enumerate(jobs, start=1)}
+            rows = self._memory.blocks[block]
+            return {job.client: self._layout.read(rows, row) for row, job in enumerate(jobs, start=1)}
         except BaseException:
             self.close()
             raise
@@ -99,8 +101,8 @@ class WorkerEngine(Engine):
     def close(self) -> None:
         """End all worker processes; more than once does no harm."""
         self._finalizer()
-        self._blocks.clear()
-        self._shelf.clear()
+        self._memory.blocks.clear()
+        self._shelf = _Shelf(self._memory)
 
     def _carry_out(self, orders: list[_Order]) -> None:
         """Hand out `orders` from the end of the list, the next one to whoever is free."""
@@ -126,19 +128,28 @@ class WorkerEngine(Engine):
         """The number of a block with one row for the global model and one per job."""
         if self._rows is None or self._rows[1] < count:
             if self._rows is not None:
-                del self._blocks[self._rows[0]]
-            self._rows = self._new_block((count + 1) * self._layout.row_bytes)[0], count
+                del self._memory.blocks[self._rows[0]]
+            self._rows = self._memory.add((count + 1) * self._layout.row_bytes), count
         return self._rows[0]
 
-    def _new_block(self, size: int) -> tuple[int, Tensor]:
-        """Shared memory that all workers see under a number of its own."""
+
+class _SharedMemory:
+    """Blocks of shared memory that all workers see under the same numbers."""
+
+    def __init__(self, crew: list[_Worker]) -> None:
+        self.blocks: dict[int, Tensor] = {}
+        self._crew = crew
+        self._next = 0
+
+    def add(self, size: int) -> int:
+        """The number of a new block of `size` bytes."""
         _check_shared_memory(size)
-        block = torch.empty(size, dtype=torch.uint8).share_memory_()
-        number, self._next_block = self._next_block, self._next_block + 1
-        self._blocks[number] = block
+        block: Tensor = torch.empty(size, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
+        number, self._next = self._next, self._next + 1
+        self.blocks[number] = block
         for worker in self._crew:
-            worker.send(_Attach(number, block, frozenset(self._blocks)))
-        return number, block
+            worker.send(_Attach(number, block, frozenset(self.blocks)))
+        return number
 
 
 @dataclass(frozen=True)
@@ -183,11 +194,11 @@ class _Layout:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a client's samples lie: a block, its first byte, and type and shape of inputs and labels."""
+    """Where a client's samples lie: a block, the bytes in it, and type and shape of inputs and labels."""
 
     block: int
-    offset: int
-    capacity: int
+    start: int
+    stop: int
     dtypes: tuple[torch.dtype, torch.dtype]
     shapes: tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -198,7 +209,7 @@ class _Place:
     def samples(self, block: Tensor) -> Samples:
         """The samples at this place, without copying them."""
         parts = []
-        offset = self.offset
+        offset = self.start
         for dtype, shape in zip(self.dtypes, self.shapes, strict=True):
             size = torch.Size(shape).numel() * dtype.itemsize
             parts.append(block[offset : offset + size].view(dtype).view(shape))
@@ -209,12 +220,11 @@ class _Place:
 class _Shelf:
     """The clients' samples in shared memory, each written when it is new or another object than last time."""
 
-    def __init__(self, new_block: Callable[[int], tuple[int, Tensor]]) -> None:
-        self._new_block = new_block
+    def __init__(self, memory: _SharedMemory) -> None:
+        self._memory = memory
         self._kept: dict[int, tuple[Samples, _Place]] = {}
-        self._blocks: dict[int, Tensor] = {}
         self._free: list[tuple[int, int, int]] = []
-        """Block, first byte and number of bytes of what is not used."""
+        """Block, first byte and byte after the last of each unused space."""
 
     def put(self, client: int, samples: Samples) -> _Place:
         """The place of a client's samples, which are there when this returns."""
@@ -222,43 +232,40 @@ class _Shelf:
             kept, place = self._kept[client]
             if kept is samples:
                 return place
-            self._free.append((place.block, place.offset, place.capacity))
-        parts = samples.x, samples.y
-        size = max(sum(_aligned(part.numel() * part.element_size()) for part in parts), _ALIGNMENT)
-        block, offset, capacity = self._take(size)
+            self._give_back((place.block, place.start, place.stop))
         place = _Place(
-            block,
-            offset,
-            capacity,
-            (parts[0].dtype, parts[1].dtype),
-            (tuple(parts[0].shape), tuple(parts[1].shape)),
+            *self._take(max(_aligned(samples.x.nbytes) + _aligned(samples.y.nbytes), _ALIGNMENT)),
+            dtypes=(samples.x.dtype, samples.y.dtype),
+            shapes=(tuple(samples.x.shape), tuple(samples.y.shape)),
         )
-        there = place.samples(self._blocks[block])
+        there = place.samples(self._memory.blocks[place.block])
         there.x.copy_(samples.x)
         there.y.copy_(samples.y)
         self._kept[client] = samples, place
         return place
 
-    def clear(self) -> None:
-        """Forget everything."""
-        self._kept.clear()
-        self._blocks.clear()
-        self._free.clear()
-
     def _take(self, size: int) -> tuple[int, int, int]:
-        """Free space for `size` bytes: the smallest that will do, or a new block."""
-        fitting = [space for space in self._free if space[2] >= size]
+        """The smallest space that holds `size` bytes, from a new block if need be."""
+        fitting = [space for space in self._free if space[2] - space[1] >= size]
         if not fitting:
-            number, block = self._new_block(max(size, _CHUNK_BYTES))
-            self._blocks[number] = block
-            fitting = [(number, 0, len(block))]
-            self._free.append(fitting[0])
-        space = min(fitting, key=lambda candidate: candidate[2])
+            length = max(size, _CHUNK_BYTES)
+            fitting = [(self._memory.add(length), 0, length)]
+            self._free += fitting
+        space = min(fitting, key=lambda candidate: candidate[2] - candidate[1])
         self._free.remove(space)
-        number, offset, capacity = space
-        if capacity > size:
-            self._free.append((number, offset + size, capacity - size))
-        return number, offset, size
+        block, start, stop = space
+        if stop - start > size:
+            self._free.append((block, start + size, stop))
+        return block, start, start + size
+
+    def _give_back(self, space: tuple[int, int, int]) -> None:
+        """Make a space free, as one with those beside it."""
+        block, start, stop = space
+        for neighbour in [other for other in self._free if other[0] == block]:
+            if neighbour[2] == start or neighbour[1] == stop:
+                self._free.remove(neighbour)
+                start, stop = min(start, neighbour[1]), max(stop, neighbour[2])
+        self._free.append((block, start, stop))
 
 
 @dataclass(frozen=True)
@@ -417,7 +424,7 @@ def _check_shared_memory(size: int) -> None:
         free = shutil.disk_usage("/dev/shm").free  # noqa: S108
         if free < size:
             raise G2uardFLError(
-                f"/dev/shm has {free >> 20} MiB free, but {size >> 20} MiB are needed for worker processes: enlarge it "
+                f"/dev/shm has {free >> 20} MiB free, but {size >> 20} MiB are needed for worker processes: enlarge it "  # noqa: S108
                 "(docker run --shm-size=2g) or train without workers"
             )
 
