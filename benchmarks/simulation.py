@@ -258,15 +258,14 @@ def flower_seconds(options: argparse.Namespace, arguments: Sequence[str]) -> flo
     with tempfile.TemporaryDirectory() as folder:
         times = Path(folder) / "times.json"
         log = Path(folder) / "log"
-        with children_ended(), log.open("w") as output:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                subprocess.run(
-                    [sys.executable, __file__, *arguments, "--flower-times", str(times)],
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    timeout=options.flower_timeout,
-                    check=False,
-                )
+        with children_ended(), log.open("w") as output, contextlib.suppress(subprocess.TimeoutExpired):
+            subprocess.run(
+                [sys.executable, __file__, *arguments, "--flower-times", str(times)],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                timeout=options.flower_timeout,
+                check=False,
+            )
         if not times.exists():
             print(f"Flower's simulation failed:\n{log.read_text()[-2000:]}", file=sys.stderr)
             return None

@@ -164,3 +164,25 @@ def test_an_output_folder_that_cannot_be_written_is_one_line(cli, tmp_path):
     result = cli("run", "--rounds", "1", "--set", "start=scratch", "--out", str(Path("file") / "run"))
     assert result.returncode == 2
     assert "choose another --out" in result.stderr
+
+
+OWN_DEFENSE = '''
+from g2uardfl.aggregators.fedavg import FedAvg
+
+
+class Mine(FedAvg):
+    """Somebody else's rule."""
+
+    name = "mine"
+    summary = "an average under another name"
+'''
+
+
+def test_a_task_and_a_defence_in_the_current_folder_plug_in_by_their_addresses(cli, tmp_path):
+    page = (Path(__file__).parents[1] / "docs/own-task.md").read_text(encoding="utf-8")
+    (tmp_path / "vibration.py").write_text(re.search(r"```python\n(.*?)```", page, flags=re.S)[1], encoding="utf-8")
+    (tmp_path / "mine.py").write_text(OWN_DEFENSE, encoding="utf-8")
+    names = ("--task", "vibration:Vibration", "--defense", "mine:Mine", "--attack", "black_box")
+    result = cli("run", *names, "--rounds", "2", "--clients", "12", "--per-round", "4", "--out", "own")
+    assert result.returncode == 0, result.stderr
+    assert json.loads((tmp_path / "own/summary.json").read_text())["rounds"] == 2

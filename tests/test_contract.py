@@ -282,6 +282,33 @@ def test_a_saved_guard_goes_on_bit_for_bit(tmp_path):
         model = first.weights
 
 
+@settings(max_examples=10, deadline=None)
+@given(
+    rounds=st.lists(
+        st.lists(st.integers(0, 12) | st.sampled_from(["a", "b"]), min_size=1, max_size=7, unique=True),
+        min_size=2,
+        max_size=5,
+    ),
+    when=st.integers(0, 3),
+    seed=st.integers(0, 2**31),
+)
+def test_a_guard_saved_between_any_two_rounds_goes_on_bit_for_bit(tmp_path_factory, rounds, when, seed):
+    path = tmp_path_factory.mktemp("state") / "guard"
+    model = numpy_model()
+    guard = kept = g2uardfl.G2uardFL(seed=seed, **QUICK)
+    for number, ids in enumerate(rounds):
+        clients = {client: perturbed(model, 100 * number + i) for i, client in enumerate(ids)}
+        if number == min(when, len(rounds) - 1):
+            guard.save(path)
+            kept = g2uardfl.G2uardFL.load(path)
+        first = guard.aggregate(model, clients)
+        if kept is not guard:
+            second = kept.aggregate(model, clients)
+            assert same(first.weights, second.weights)
+            assert first.verdicts == second.verdicts
+        model = first.weights
+
+
 def test_the_order_of_the_names_in_a_model_changes_nothing():
     model = batch_norm_model()
     plain, turned = g2uardfl.G2uardFL(**QUICK), g2uardfl.G2uardFL(**QUICK)
