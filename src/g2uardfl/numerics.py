@@ -21,6 +21,8 @@ _SMALL = 1 << 14
 """Rows up to this length are partitioned outright."""
 _SAMPLE = 1 << 13
 _CHUNK = 1 << 16
+"""How many columns a core multiplies at a time, so that they stay in its cache."""
+_GPU_CHUNK = 1 << 22
 
 
 def row_quantiles(matrix: Tensor, quantiles: Sequence[float]) -> Array:
@@ -130,10 +132,11 @@ def inner_products(updates: Tensor, global_vector: Tensor, columns: Sequence[sli
     clients = len(updates)
     gg, gu = np.zeros(len(columns)), np.zeros((len(columns), clients))
     uu = np.zeros((len(columns), clients, clients))
+    size = _CHUNK if updates.device.type == "cpu" else _GPU_CHUNK
     chunks = [
-        (index, slice(start, min(start + _CHUNK, layer.stop)))
+        (index, slice(start, min(start + size, layer.stop)))
         for index, layer in enumerate(columns)
-        for start in range(layer.start, layer.stop, _CHUNK)
+        for start in range(layer.start, layer.stop, size)
     ]
 
     def products(item: tuple[int, slice]) -> tuple[Tensor, Tensor, Tensor]:

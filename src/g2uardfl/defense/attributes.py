@@ -36,6 +36,7 @@ MEASURES = (
 _QUANTILES = (0.5, 0.05, 0.95)
 _BLOCK = 1 << 20
 """How many numbers of the updates are looked at together."""
+_GPU_BLOCK = 1 << 27
 
 
 def measures(rows: Tensor) -> Array:
@@ -78,8 +79,8 @@ def client_attributes(
         parts = (products.gg, products.gu[:, some], squares[:, some])
         return _attributes(updates[some], global_vector, global_sums, previous[some], layers, *parts)
 
-    # A few clients at a time: what is computed on the way stays small, and the cores share the work.
-    step = max(1, _BLOCK // updates.shape[1])
+    # A few clients at a time: what is computed on the way stays small, and a CPU's cores share the work.
+    step = max(1, (_BLOCK if updates.device.type == "cpu" else _GPU_BLOCK) // updates.shape[1])
     blocks = [slice(start, start + step) for start in range(0, len(updates), step)]
     return np.concatenate(list(in_parallel(of_clients, blocks)))
 

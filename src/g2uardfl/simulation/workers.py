@@ -398,8 +398,8 @@ def _end_with_parent() -> None:
 def _keep_freed_memory() -> None:
     """Let the allocator keep what is freed.
 
-    glibc gives large buffers back to the system and asks for them anew in every step; clearing the new pages took an
-    eighth of the time of LeNet's steps.
+    glibc gives large buffers back to the system and asks for them anew in every step, and the new pages have to be
+    cleared each time.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
