@@ -48,7 +48,8 @@ def record(task: str, rounds: int, seed: int, *, poisoned: bool, data_dir: str) 
     for number in range(1, rounds + 1):
         selected = [int(client) for client in simulation.schedule.selected[number - 1]]
         attackers = simulation.attackers(number)
-        sent = simulation.engine.train(simulation.weights, [simulation._job(client, number, attacks=client in attackers) for client in selected])
+        jobs = [simulation._job(client, number, attacks=client in attackers) for client in selected]
+        sent = simulation.engine.train(simulation.weights, jobs)
         layout = ModelLayout.of(simulation.weights)
         round_, _, _ = _read_round(layout, simulation.weights, sent, None)
         products = inner_products(round_.updates, round_.global_vector, [layer.columns for layer in layout.layers])

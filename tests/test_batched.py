@@ -67,6 +67,16 @@ class Augmented(Made):
         return torch.where(mirrored.view(-1, 1, 1, 1), x.flip(-1), x)
 
 
+class DrawsApart(Made):
+    """Images mirrored at random, the draws apart from their use."""
+
+    def draw_augmentation(self, count: int, generator: torch.Generator) -> Tensor:
+        return torch.rand(count, 1, generator=generator)
+
+    def apply_augmentation(self, x: Tensor, draws: Tensor) -> Tensor:
+        return torch.where(draws.view(-1, 1, 1, 1) < 0.5, x.flip(-1), x)
+
+
 class TinyNet(nn.Sequential):
     """A linear layer, dropout, another linear layer."""
 
@@ -119,6 +129,7 @@ EVERY_KIND = pytest.mark.parametrize(
         pytest.param(Made(SimpleNet, (1, 28, 28)), (3, 9), id="simplenet"),
         pytest.param(Made(TinyResidual, (1, 4, 4)), (2, 7, 34, 64), id="batch-norm"),
         pytest.param(Augmented(SmallCnn, (1, 8, 8)), (7, 33), id="augmented"),
+        pytest.param(DrawsApart(SmallCnn, (1, 8, 8)), (7, 33, 70), id="draws apart"),
         pytest.param(Made(make_lstm, (7,), tokens=20), NON_IID, id="lstm"),
     ],
 )

@@ -263,11 +263,11 @@ def test_augment_leaves_the_stored_pictures_alone() -> None:
     assert torch.equal(pictures, before)
 
 
-def test_augment_takes_the_batches_of_several_clients_at_once() -> None:
-    pictures, task = random_pictures(12), Cifar10()
-    flat = task.augment(pictures, torch.Generator().manual_seed(3))
-    stacked = task.augment(pictures.view(3, 4, 3, 32, 32), torch.Generator().manual_seed(3))
-    assert torch.equal(stacked, flat.view(3, 4, 3, 32, 32))
+def test_draws_of_several_clients_can_be_applied_at_once() -> None:
+    task, pictures = Cifar10(), random_pictures(12)
+    apart = [task.augment(part, torch.Generator().manual_seed(seed)) for seed, part in enumerate(pictures.split(4))]
+    draws = [task.draw_augmentation(4, torch.Generator().manual_seed(seed)) for seed in range(3)]
+    assert torch.equal(task.apply_augmentation(pictures, torch.cat(draws)), torch.cat(apart))
 
 
 def test_augment_takes_an_empty_batch() -> None:

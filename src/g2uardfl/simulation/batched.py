@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
-from torch.nn.utils.rnn import pad_sequence
 
 from ..errors import ConfigError
 from ..tasks.base import Task
@@ -69,10 +68,10 @@ class BatchedEngine(Engine):
 
     def train(self, global_weights: Mapping[str, Tensor], jobs: Sequence[Job]) -> ClientWeights:
         """Train all clients step by step together."""
-        orders = {job.client: _index_batches(job) for job in jobs}
+        orders = {job.client: _order(self.task, job) for job in jobs}
         # The longest job first: those still at work are then the first rows, and the batched model can shrink.
         together = [job for job in jobs if self._fits(orders[job.client])]
-        together.sort(key=lambda job: len(orders[job.client]), reverse=True)
+        together.sort(key=lambda job: len(orders[job.client].batches), reverse=True)
         weights = self._train_together(global_weights, together, [orders[job.client] for job in together])
         weights |= self._loop.train(global_weights, [job for job in jobs if job.client not in weights])
         return {job.client: weights[job.client] for job in jobs}
@@ -81,12 +80,12 @@ class BatchedEngine(Engine):
         """Let go of the batched model and its graphs."""
         self._cohort = None
 
-    def _fits(self, order: Sequence[Tensor]) -> bool:
+    def _fits(self, order: _Order) -> bool:
         """Whether a job's batches can be masked; torch itself may refuse to normalise a single sample."""
-        return all(len(batch) > int(self._normalises) for batch in order)
+        return all(len(batch) > int(self._normalises) for batch in order.batches)
 
     def _train_together(
-        self, global_weights: Mapping[str, Tensor], jobs: Sequence[Job], orders: Sequence[Sequence[Tensor]]
+        self, global_weights: Mapping[str, Tensor], jobs: Sequence[Job], orders: Sequence[_Order]
     ) -> ClientWeights:
         if not jobs:
             return {}
@@ -102,36 +101,41 @@ class BatchedEngine(Engine):
                 cohort.step(inputs.active[step], x, inputs.y[step], inputs.counts[step], inputs.keys[step])
         return cohort.weights([job.client for job in jobs])
 
-    def _stage(self, jobs: Sequence[Job], orders: Sequence[Sequence[Tensor]]) -> _Inputs:
+    def _stage(self, jobs: Sequence[Job], orders: Sequence[_Order]) -> _Inputs:
         """All inputs of a round on the device, in the form they are stored in."""
-        clients, steps, samples = len(jobs), len(orders[0]), jobs[0].samples
+        lengths = [len(order.batches) for order in orders]
+        clients, steps, samples = len(jobs), lengths[0], jobs[0].samples
         batch = max(job.recipe.batch_size for job in jobs)
         indices = torch.zeros(clients, steps, batch, dtype=torch.int64)
         counts = torch.zeros(steps, clients, dtype=torch.int32)
         keys = torch.zeros(steps, clients, dtype=torch.int32)
-        for client, (job, order) in enumerate(zip(jobs, orders, strict=True)):
-            indices[client, : len(order)] = _padded(order, batch)
-            counts[: len(order), client] = torch.tensor([len(chosen) for chosen in order])
-            keys[: len(order), client] = torch.tensor([step_key(job.seed, step) for step in range(len(order))])
+        for client, (job, order, length) in enumerate(zip(jobs, orders, lengths, strict=True)):
+            indices[client, :length] = _padded(order.batches, batch)
+            counts[:length, client] = torch.tensor([len(chosen) for chosen in order.batches])
+            keys[:length, client] = torch.tensor([step_key(job.seed, step) for step in range(length)])
         active = [int(number) for number in (counts > 0).sum(dim=1)]
         x = torch.zeros(steps, clients, batch, *samples.x.shape[1:], dtype=samples.x.dtype, device=self._device)
         y = torch.zeros(steps, clients, batch, *samples.y.shape[1:], dtype=samples.y.dtype, device=self._device)
         indices = indices.to(self._device)
-        for client, (job, order) in enumerate(zip(jobs, orders, strict=True)):
-            self._gather(job, indices[client, : len(order)], x[: len(order), client], y[: len(order), client])
+        for client, (job, order, length) in enumerate(zip(jobs, orders, lengths, strict=True)):
+            self._gather(job, order, indices[client, :length], x[:length, client], y[:length, client])
         return _Inputs(x, y, counts.to(self._device), keys.to(self._device), active)
 
-    def _gather(self, job: Job, indices: Tensor, x: Tensor, y: Tensor) -> None:
-        """Write the inputs of all steps of a job into `x` and `y`: at once, or batch by batch to augment them."""
-        if type(self.task).augment is Task.augment:
-            indices = indices.to(job.samples.y.device)
-            x.copy_(job.samples.x[indices])
-            y.copy_(job.samples.y[indices])
+    def _gather(self, job: Job, order: _Order, indices: Tensor, x: Tensor, y: Tensor) -> None:
+        """Write the inputs of all steps of a job into `x` and `y`, at once where the task draws and applies apart."""
+        if type(self.task).augment is not Task.augment:
+            for step, pair in enumerate(training_batches(self.task, job)):
+                for staged, values in zip((x[step], y[step]), pair, strict=True):
+                    staged[: len(values)] = values
+                    staged[len(values) :] = values[:1]
             return
-        for step, pair in enumerate(training_batches(self.task, job)):
-            for staged, values in zip((x[step], y[step]), pair, strict=True):
-                staged[: len(values)] = values
-                staged[len(values) :] = values[:1]
+        indices = indices.to(job.samples.y.device)
+        y.copy_(job.samples.y[indices])
+        stored = job.samples.x[indices]
+        if order.draws:
+            draws = torch.cat([_lengthened(drawn, indices.shape[1]) for drawn in order.draws]).to(stored.device)
+            stored = self.task.apply_augmentation(stored.flatten(0, 1), draws).view(stored.shape)
+        x.copy_(stored)
 
     def _cohort_for(self, inputs: _Inputs) -> _Cohort:
         """The batched model of earlier rounds where it is wide enough and not far too wide, else a new one."""
@@ -350,14 +354,31 @@ def _mappable(model: nn.Module) -> nn.Module:
     return model
 
 
-def _index_batches(job: Job) -> list[Tensor]:
-    """The indices of each step's samples, as `training_batches` takes them where nothing is augmented."""
+@dataclass(frozen=True)
+class _Order:
+    """The indices of each step's samples, and what augmentation draws for them, as `training_batches` takes them."""
+
+    batches: list[Tensor]
+    draws: list[Tensor]
+    """Empty where the task draws nothing."""
+
+
+def _order(task: Task, job: Job) -> _Order:
     recipe, generator = job.recipe, torch.Generator().manual_seed(job.seed)
-    return list(batches(len(job.samples), recipe.batch_size, recipe.epochs, recipe.steps, generator))
+    order = _Order([], [])
+    for chosen in batches(len(job.samples), recipe.batch_size, recipe.epochs, recipe.steps, generator):
+        order.batches.append(chosen)
+        drawn = task.draw_augmentation(len(chosen), generator)
+        if drawn is not None:
+            order.draws.append(drawn)
+    return order
+
+
+def _lengthened(rows: Tensor, count: int) -> Tensor:
+    """`rows` with the first one repeated at the end until there are `count`."""
+    return torch.cat([rows, rows[:1].expand(count - len(rows), *rows.shape[1:])])
 
 
 def _padded(order: Sequence[Tensor], batch: int) -> Tensor:
     """Index batches as the rows of a matrix; a short one repeats its first, since padding is computed with as well."""
-    rows = pad_sequence(list(order), batch_first=True, padding_value=-1)
-    rows = nn.functional.pad(rows, (0, batch - rows.shape[1]), value=-1)
-    return torch.where(rows < 0, rows[:, :1], rows)
+    return torch.stack([_lengthened(chosen, batch) for chosen in order])

@@ -169,12 +169,14 @@ class Simulation:
         sent: dict[ClientId, Mapping[str, Tensor]] = {
             client: crafted.get(client, trained[client]) for client in selected
         }
+        self._wait_for_device()
         clock.train = time.perf_counter() - began
 
         began = time.perf_counter()
         rule = self.defense if round_number >= self.config.defend_from else self.average
         result = rule.aggregate(self.weights, sent, {job.client: len(job.samples) for job in jobs})
         self.weights = result.weights
+        self._wait_for_device()
         clock.defend = time.perf_counter() - began
 
         began = time.perf_counter()
@@ -189,6 +191,11 @@ class Simulation:
             "verdicts": {str(client): _as_json(verdict) for client, verdict in result.verdicts.items()},
             "seconds": asdict(clock),
         }
+
+    def _wait_for_device(self) -> None:
+        """A GPU works on after the call returns: without waiting, its time would be counted to the next stage."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     def _evaluated(self, round_number: int) -> bool:
         return round_number % self.config.evaluate_every == 0 or round_number == self.config.rounds

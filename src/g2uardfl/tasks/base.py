@@ -138,7 +138,16 @@ class Task(ABC):
         return x
 
     def augment(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        """Vary a batch of stored training inputs at random; by default they stay as they are."""
+        """Vary a batch of stored training inputs at random: draw on the CPU, apply on the batch's device."""
+        draws = self.draw_augmentation(len(x), generator)
+        return x if draws is None else self.apply_augmentation(x, draws.to(x.device))
+
+    def draw_augmentation(self, count: int, generator: torch.Generator) -> Tensor | None:
+        """The random choices for `count` inputs, one row each; None (the default) where inputs stay as they are."""
+        return None
+
+    def apply_augmentation(self, x: Tensor, draws: Tensor) -> Tensor:
+        """The inputs varied as `draws` say, each by its own row; a batch may hold those of several clients."""
         return x
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:

@@ -91,23 +91,21 @@ class Cifar10(Task):
         std = torch.tensor(STD, device=x.device).view(3, 1, 1)
         return (x.float() / 255 - mean) / std
 
-    def augment(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        """Shift each picture by up to four pixels, black where nothing was, and mirror every other one.
+    def draw_augmentation(self, count: int, generator: torch.Generator) -> Tensor:
+        """For each picture how far to shift it down and to the right, and whether to mirror it."""
+        shifts = torch.randint(0, 2 * PADDING + 1, (count, 2), generator=generator)
+        return torch.cat([shifts, torch.randint(0, 2, (count, 1), generator=generator)], dim=1)
 
-        Any number of leading dimensions is taken as the batch. The draws come from `generator`, a CPU generator, so
-        that they are the same on every device.
-        """
-        images = x.reshape(-1, *x.shape[-3:])
-        count, channels, height, width = images.shape
-        shift_down, shift_right = torch.randint(0, 2 * PADDING + 1, (2, count, 1), generator=generator).to(x.device)
-        mirrored = torch.randint(0, 2, (count, 1), generator=generator).bool().to(x.device)
-
+    def apply_augmentation(self, x: Tensor, draws: Tensor) -> Tensor:
+        """Shift each picture by up to four pixels, black where nothing was, and mirror every other one."""
+        count, channels, height, width = x.shape
+        down, right, mirrored = draws.unbind(dim=1)
         # One gather over the padded picture's pixels does the crop and the mirroring of the whole batch.
-        rows = torch.arange(height, device=x.device) + shift_down
-        columns = torch.arange(width, device=x.device) + shift_right
-        columns = torch.where(mirrored, columns.flip(1), columns)
+        rows = torch.arange(height, device=x.device) + down[:, None]
+        columns = torch.arange(width, device=x.device) + right[:, None]
+        columns = torch.where(mirrored[:, None] > 0, columns.flip(1), columns)
         pixels = (rows.unsqueeze(2) * (width + 2 * PADDING) + columns.unsqueeze(1)).view(count, 1, height * width)
-        padded = functional.pad(images, (PADDING, PADDING, PADDING, PADDING))
+        padded = functional.pad(x, (PADDING, PADDING, PADDING, PADDING))
         return padded.flatten(2).gather(2, pixels.expand(-1, channels, -1)).view(x.shape)
 
     def _read(self, files: list[str]) -> Samples:
