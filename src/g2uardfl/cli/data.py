@@ -44,18 +44,17 @@ def status(data_dir: DataDir = None) -> None:
     from .. import data
 
     folder = data.data_dir(data_dir)
-    table = Table(title=f"Data sets in {folder}")
-    for column in ("set", "present", "where", "size", "checksum", "licence", "what it is for"):
+    table = Table(title=f"Data sets in {folder}", title_justify="left")
+    for column in ("set", "present", "size", "checksum", "what it is for, licence, where"):
         table.add_column(column, overflow="fold", justify="right" if column == "size" else "left")
     for check in _check_all(folder, data.names()):
+        where = [] if check.state == "missing" else [str(folder / check.dataset.name)]
         table.add_row(
             check.dataset.name,
             {"missing": "no", "incomplete": "in part"}.get(check.state, "yes"),
-            "-" if check.state == "missing" else str(folder / check.dataset.name),
             "-" if check.state == "missing" else decimal(check.size),
             f"[{_STYLES[check.state]}]{_CHECKSUM_WORDS[check.state]}[/]",
-            check.dataset.licence,
-            check.dataset.purpose,
+            "\n".join([check.dataset.purpose, *(f"[dim]{line}[/]" for line in (check.dataset.licence, *where))]),
         )
     _console().print(table)
 
