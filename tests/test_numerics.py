@@ -139,7 +139,7 @@ def test_inner_products_do_not_depend_on_where_a_layer_is_cut_into_chunks():
     rng = np.random.default_rng(1)
     size = 2 * (1 << 16) + 5
     g, u = rng.normal(size=size).astype(np.float32), rng.normal(size=(2, size)).astype(np.float32)
-    found = inner_products(torch.from_numpy(u), torch.from_numpy(g), [slice(0, 1 << 16), slice(1 << 16, size)]).total()
+    found = inner_products(torch.from_numpy(u), torch.from_numpy(g), [slice(0, 1 << 16), slice(1 << 16, size)]).total
     wide_g, wide_u = g.astype(np.float64), u.astype(np.float64)
     np.testing.assert_allclose(found.gg[0], wide_g @ wide_g, rtol=1e-12)
     np.testing.assert_allclose(found.gu[0], wide_u @ wide_g, rtol=1e-9)

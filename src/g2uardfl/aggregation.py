@@ -74,11 +74,9 @@ class Round:
     num_examples: Array
     """How many samples each client says it trained on; ones where nobody asked."""
 
-    @property
-    def norms(self) -> Array:
-        """The length of each update."""
-        lengths: Array = torch.linalg.vector_norm(self.updates, dim=1).cpu().numpy().astype(np.float64)
-        return lengths
+    def weighted_sum(self, coefficients: Array) -> Tensor:
+        """Σ_i c_i Δw_i, with one coefficient for each client."""
+        return torch.from_numpy(coefficients).to(self.updates) @ self.updates
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
@@ -110,6 +111,7 @@ class InnerProducts:
     uu: Array
     """(layers, clients, clients): the updates with each other."""
 
+    @cached_property
     def total(self) -> InnerProducts:
         """The products over the whole model, as a single layer."""
         return InnerProducts(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import StateError
+from .files import replacing
 
 _DOCUMENT = "state.json"
 
@@ -35,24 +35,14 @@ def write_state(path: str | os.PathLike[str], kind: str, state: SavedState) -> N
     """Write `state` beside `path` and rename it into place, so that a crash leaves the old file or the new one."""
     target = Path(path)
     document = json.dumps({"kind": kind, "version": 1, "values": state.values})
+    members: dict[str, Any] = {_DOCUMENT: np.frombuffer(document.encode(), dtype=np.uint8), **state.arrays}
     try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        with replacing(target) as file:
+            np.savez(file, **members)
     except OSError as error:
         raise StateError(
-            f"cannot write {target}: {error.strerror}; choose a folder that exists and is writable"
+            f"cannot write {target}: {error.strerror or error}; choose a folder that exists, is writable and has room"
         ) from error
-    try:
-        with os.fdopen(handle, "wb") as file:
-            members: dict[str, Any] = {_DOCUMENT: np.frombuffer(document.encode(), dtype=np.uint8), **state.arrays}
-            np.savez(file, **members)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    except BaseException as error:
-        Path(temporary).unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise StateError(f"cannot write {target}: {error.strerror or error}") from error
-        raise
 
 
 def read_state(path: str | os.PathLike[str], kind: str) -> SavedState:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 
 from ..aggregation import Aggregator, Outcome, Round, Verdict
 from ..errors import ConfigError
@@ -32,9 +31,8 @@ class FedAvg(Aggregator):
         """Average the round, weighted by samples; equally where nobody has any."""
         examples = round_.num_examples
         shares = examples / examples.sum() if examples.sum() > 0 else np.full(len(examples), 1 / len(examples))
-        step = torch.from_numpy(shares).to(round_.updates) @ round_.updates
         verdicts = {
             client: Verdict("accepted", "FedAvg accepts every client whose message can be read.", weight=float(share))
             for client, share in zip(round_.clients, shares, strict=True)
         }
-        return Outcome(step, shares, verdicts)
+        return Outcome(round_.weighted_sum(shares), shares, verdicts)

@@ -18,9 +18,5 @@ def results_table(runs: Sequence[FinishedRun], title: str, names: Sequence[str] 
     for heading in ("ACC %", "ASR %", "DS %", "precision %", "recall %", "F1 %"):
         table.add_column(heading, justify="right")
     for run, name in zip(runs, names or [run.config.defense for run in runs], strict=True):
-        summary, detection = run.summary, run.summary["detection"]
-        shares = [summary["acc"], summary["asr"], summary["ds"]]
-        cells = [f"{100 * share:.2f}" for share in shares]
-        cells += [f"{100 * detection[rate]:.2f}" if run.flags_anyone else "-" for rate in ("precision", "recall", "f1")]
-        table.add_row(name, *cells)
+        table.add_row(name, *run.figures)
     return table

@@ -7,12 +7,11 @@ packed by another zlib). What it was when it was imported is written down here, 
 from __future__ import annotations
 
 import json
-import os
-import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ..errors import DataError
+from ..files import replacing
 
 MANIFEST = "manifest.json"
 
@@ -51,9 +50,5 @@ def record(folder: Path, entries: dict[str, Entry]) -> None:
     """Add `entries` to the manifest of `folder`, replacing those of the same files."""
     merged = {**read_manifest(folder), **entries}
     content = {"version": 1, "files": {file: asdict(entry) for file, entry in sorted(merged.items())}}
-    temporary = folder / f".{MANIFEST}.{uuid.uuid4().hex}.part"
-    try:
-        temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        os.replace(temporary, folder / MANIFEST)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(folder / MANIFEST) as file:
+        file.write(f"{json.dumps(content, indent=2)}\n".encode())

@@ -96,7 +96,7 @@ class G2uardFL(Aggregator):
         products = inner_products(
             round_.updates, round_.global_vector, [layer.columns for layer in round_.layout.layers]
         )
-        norms = np.sqrt(np.maximum(np.diagonal(products.total().uu[0]), 0))
+        norms = np.sqrt(np.maximum(np.diagonal(products.total.uu[0]), 0))
         self.median_norm = average_median_norm(self.median_norm, norms, self.round)
         clipping = clip_factors(norms, self.median_norm)
         clock.lap("lengths and angles")
@@ -139,7 +139,7 @@ class G2uardFL(Aggregator):
         scores = updated_scores(before, filtering, clustering.soft, config.score_step, config.score_update)
         after = self.scores.write(clients, scores, self.round)
 
-        distances, update_products = clustering.distances, products.total().uu[0]
+        distances, update_products = clustering.distances, products.total.uu[0]
         benign = group_coefficients(filtering.accepted, distances, clipping, config.distance_weighting)
         malicious = group_coefficients(filtering.malicious, distances, clipping, config.distance_weighting)
         strength = elimination_strength(scores, filtering.malicious, self.median_norm, config.elimination_rate)
@@ -159,7 +159,7 @@ class G2uardFL(Aggregator):
             distance_percentile=config.distance_percentile,
         )
         clock.lap("filtering and elimination")
-        outcome = Outcome(_weighted_sum(coefficients, round_.updates), benign, verdicts)
+        outcome = Outcome(round_.weighted_sum(coefficients), benign, verdicts)
         clock.lap("aggregation")
         return outcome
 
@@ -192,7 +192,7 @@ class G2uardFL(Aggregator):
             client: Verdict("accepted", reason, benign_score=float(score), weight=float(weight))
             for client, score, weight in zip(clients, scores, coefficients, strict=True)
         }
-        return Outcome(_weighted_sum(coefficients, round_.updates), coefficients, verdicts, note)
+        return Outcome(round_.weighted_sum(coefficients), coefficients, verdicts, note)
 
     def _previous(self, round_: Round) -> list[Tensor]:
         """Each client's update of the round before, or the last global step where it was absent (0 in round 1)."""
@@ -265,11 +265,6 @@ class G2uardFL(Aggregator):
         guard = cls()
         guard.restore(read_state(path, _KIND))
         return guard
-
-
-def _weighted_sum(coefficients: Array, updates: Tensor) -> Tensor:
-    """Σ_i c_i Δw_i over clients with a coefficient, in float32's own order so that absent ones change nothing."""
-    return torch.from_numpy(coefficients).to(updates) @ updates
 
 
 def _plain(value: Any) -> Any:

@@ -21,7 +21,7 @@ def raw_relations(products: InnerProducts) -> tuple[Array, Array, Array]:
 
     E1 = (1 + cos(w_i, w_j)) / 2, E2 = | ||w_i|| - ||w_j|| |, E3 = | ||Δw_i|| - ||Δw_j|| |.
     """
-    whole = products.total()
+    whole = products.total
     ww, uu = whole.ww[0], whole.uu[0]
     squared = np.diagonal(ww)
     angles = (1 + cosine(ww, squared[:, None], squared[None, :])) / 2

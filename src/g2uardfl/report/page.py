@@ -63,11 +63,7 @@ def _summary_table(runs: Sequence[FinishedRun]) -> str:
     head = ("run", "ACC %", "ASR %", "DS %", "precision %", "recall %", "F1 %", "rounds", "seed")
     rows = [_row(head, "th")]
     for run in runs:
-        summary, detection = run.summary, run.summary["detection"]
-        numbers = [f"{100 * summary[name]:.2f}" for name in ("acc", "asr", "ds")]
-        rates = (f"{100 * detection[name]:.2f}" for name in ("precision", "recall", "f1"))
-        numbers += rates if run.flags_anyone else ["-"] * 3
-        numbers += [str(summary["rounds"]), str(summary["seed"])]
+        numbers = [*run.figures, str(run.summary["rounds"]), str(run.summary["seed"])]
         rows.append(_row([name_of(run), *numbers], "td"))
     note = "Precision, recall and F1 count every refused client (malicious or held out) as flagged."
     return f"<div class='scroll'><table>{''.join(rows)}</table></div><p>{note}</p>"
@@ -108,7 +104,7 @@ def _scores(run: FinishedRun) -> Any:
     import plotly.graph_objects as go
 
     history: dict[str, list[tuple[int, float]]] = {}
-    attackers = {str(client) for record in run.rounds for client in record["malicious"]}
+    attackers = run.attackers
     for record in run.rounds:
         for client, verdict in record["verdicts"].items():
             if "benign_score" in verdict:
@@ -132,7 +128,7 @@ def _scores(run: FinishedRun) -> Any:
 
 
 def _verdict_table(run: FinishedRun) -> str:
-    attackers = {str(client) for record in run.rounds for client in record["malicious"]}
+    attackers = run.attackers
     last: dict[str, tuple[int, dict[str, Any]]] = {}
     refusals: dict[str, int] = {}
     for record in run.rounds:

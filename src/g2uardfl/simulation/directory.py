@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..errors import StateError
+from ..files import replacing
 from .checkpoint import read_checkpoint, write_checkpoint
 from .config import RunConfig
 from .run import Callback, Simulation
@@ -101,13 +102,8 @@ def resumed(path: str | Path) -> Simulation:
 
 
 def _write_lines(path: Path, lines: list[str]) -> None:
-    """Write a text file beside its place and rename it."""
-    temporary = path.with_name(f".{path.name}")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.writelines(f"{line}\n" for line in lines)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    with replacing(path) as file:
+        file.writelines(f"{line}\n".encode() for line in lines)
 
 
 def _remove(path: Path) -> None:
@@ -135,7 +131,15 @@ class FinishedRun:
             raise StateError(f"{self.path} is damaged: {error}") from error
 
     @property
-    def flags_anyone(self) -> bool:
-        """Whether the run's defence ever refused a client, so that detection rates mean something."""
+    def attackers(self) -> set[str]:
+        """The clients that really attacked in some round, by the names verdicts go by."""
+        return {str(client) for record in self.rounds for client in record["malicious"]}
+
+    @property
+    def figures(self) -> list[str]:
+        """ACC, ASR, DS, precision, recall and F1 in percent; detection is "-" where nobody was ever refused."""
+        rates = {**self.summary, **self.summary["detection"]}
         verdicts = (verdict for record in self.rounds for verdict in record["verdicts"].values())
-        return any(verdict["decision"] in ("malicious", "held_out") for verdict in verdicts)
+        refuses = any(verdict["decision"] in ("malicious", "held_out") for verdict in verdicts)
+        shown = [f"{100 * rates[name]:.2f}" for name in ("acc", "asr", "ds", "precision", "recall", "f1")]
+        return shown if refuses else shown[:3] + ["-"] * 3

@@ -10,8 +10,6 @@ import dataclasses
 import hashlib
 import json
 import math
-import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +19,7 @@ from torch import Tensor, nn
 
 from ..cache import cache_dir
 from ..errors import ConfigError, StateError
+from ..files import replacing
 from ..tasks.base import Task, TrainingDefaults
 from .training import batches, share_predicted
 
@@ -165,13 +164,8 @@ def write_model(path: str | Path, weights: dict[str, Tensor], notes: dict[str, s
 
     target = Path(path)
     content = save({name: value.detach().cpu().contiguous() for name, value in weights.items()}, metadata=notes)
-    handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     try:
-        with os.fdopen(handle, "wb") as file:
+        with replacing(target) as file:
             file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
     except OSError as error:
-        Path(temporary).unlink(missing_ok=True)
-        raise StateError(f"cannot write {target}: {error.strerror}") from error
+        raise StateError(f"cannot write {target}: {error.strerror or error}") from error

@@ -11,7 +11,6 @@ import json
 import logging
 import re
 import sys
-import tempfile
 import zipfile
 import zlib
 from abc import abstractmethod
@@ -30,6 +29,7 @@ from ..cache import cache_dir
 from ..data import locate
 from ..data.checking import file_sha256
 from ..errors import ConfigError, DataError
+from ..files import replacing
 from .base import Samples, Task
 from .text_models import LSTMClassifier
 
@@ -181,14 +181,8 @@ def cached_arrays(path: Path, build: Callable[[], Arrays], needed: Collection[st
 
 def _write_arrays(path: Path, arrays: Arrays) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.stem, suffix=".part", delete=False) as file:
-        temporary = Path(file.name)
-        try:
-            np.savez(file, **arrays)  # type: ignore[arg-type]
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-    temporary.replace(path)
+    with replacing(path) as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]
 
 
 class TextTask(Task):
