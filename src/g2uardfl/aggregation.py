@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from .numerics import Array
+from .settings import NoSettings, build
 from .state_files import SavedState
 from .weights import BadWeightsError, ModelLayout, Weights, largest_usable
 
@@ -101,6 +102,11 @@ class Aggregator(ABC):
     """Whether the rule trusts the sample counts that clients report."""
     takes_seed: ClassVar[bool] = False
     """Whether the rule draws random numbers and takes a `seed`."""
+    Settings: ClassVar[type] = NoSettings
+    """A frozen dataclass of the rule's settings, with the fields of `settings.py`."""
+
+    def __init__(self, **params: Any) -> None:
+        self.settings: Any = build(self.Settings, params)
 
     def aggregate(
         self,

@@ -27,6 +27,11 @@ def switch(default: bool) -> Any:
     return dataclasses.field(default=default, metadata={"switch": True})
 
 
+@dataclasses.dataclass(frozen=True)
+class NoSettings:
+    """For what has nothing to set."""
+
+
 def check(settings: object) -> None:
     """Raise `ConfigError` naming the first field whose value is not allowed, the value and what is allowed."""
     for item in dataclasses.fields(settings):  # type: ignore[arg-type]
@@ -43,9 +48,12 @@ def build(kind: type[Settings], values: Mapping[str, Any]) -> Settings:
             import difflib
 
             close = difflib.get_close_matches(name, known, 3)
-            hint = f"did you mean {' or '.join(close)}?" if close else f"known are {', '.join(known)}"
+            known_ones = f"known are {', '.join(known)}" if known else "there are none"
+            hint = f"did you mean {' or '.join(close)}?" if close else known_ones
             raise ConfigError(f"unknown setting {name!r}: {hint}")
-    return kind(**values)
+    settings = kind(**values)
+    check(settings)
+    return settings
 
 
 def _problem(item: dataclasses.Field[Any], value: Any) -> str | None:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from ..aggregation import Aggregator, Outcome, Round, Verdict
-from ..errors import ConfigError
 
 
 class FedAvg(Aggregator):
@@ -22,10 +19,6 @@ class FedAvg(Aggregator):
     name = "fedavg"
     summary = "plain average weighted by samples: no defence"
     uses_num_examples = True
-
-    def __init__(self, **params: Any) -> None:
-        if params:
-            raise ConfigError(f"fedavg takes no settings, but got {', '.join(sorted(params))}")
 
     def combine(self, round_: Round) -> Outcome:
         """Average the round, weighted by samples; equally where nobody has any."""
