@@ -47,9 +47,9 @@ def record(task: str, rounds: int, seed: int, *, poisoned: bool, data_dir: str) 
     recorded, last, step = [], None, None
     for number in range(1, rounds + 1):
         selected = [int(client) for client in simulation.schedule.selected[number - 1]]
-        attackers = simulation.attackers(number)
-        jobs = [simulation._job(client, number, attacks=client in attackers) for client in selected]
-        sent = simulation.engine.train(simulation.weights, jobs)
+        attackers = simulation.malicious(number)
+        turn = simulation._turn(number, selected, [client for client in selected if client in attackers])
+        sent = simulation._train(turn, selected)
         layout = ModelLayout.of(simulation.weights)
         round_, _, _ = _read_round(layout, simulation.weights, sent, None)
         products = inner_products(round_.updates, round_.global_vector, [layer.columns for layer in layout.layers])

@@ -100,7 +100,7 @@ class Ours:
         torch.set_num_threads(self.threads)
         jobs = self.workload.jobs(number)
         began = now(self.model)
-        trained = self.engine.train(self.weights, jobs)
+        trained = dict(zip([job.client for job in jobs], self.engine.train(self.weights, jobs), strict=True))
         trained_at = now(self.model)
         result = self.defense.aggregate(self.weights, trained, {job.client: len(job.samples) for job in jobs})
         self.weights = dict(result.weights)

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from g2uardfl.errors import ConfigError
 from g2uardfl.simulation.batched import BatchedEngine, MaskedBatchNorm, _Cohort
 from g2uardfl.simulation.dropout import KeyedDropout, set_key, step_key
-from g2uardfl.simulation.engine import ClientWeights, LoopEngine
+from g2uardfl.simulation.engine import LoopEngine, TrainedWeights
 from g2uardfl.simulation.training import Job, Recipe
 from g2uardfl.tasks.base import Samples, Task, TrainingDefaults
 from g2uardfl.tasks.digits import SmallCnn
@@ -100,20 +100,20 @@ def make_jobs(task: Made, counts: tuple[int, ...], recipe: Recipe = RECIPE, firs
     ]
 
 
-def assert_same(found: ClientWeights, expected: ClientWeights, atol: float = 1e-5) -> None:
-    assert list(found) == list(expected)
-    for client, weights in expected.items():
-        assert list(found[client]) == list(weights)
+def assert_same(found: TrainedWeights, expected: TrainedWeights, atol: float = 1e-5) -> None:
+    assert len(found) == len(expected)
+    for ours, weights in zip(found, expected, strict=True):
+        assert list(ours) == list(weights)
         for name, value in weights.items():
-            torch.testing.assert_close(found[client][name], value, rtol=0, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
-            assert found[client][name].is_contiguous()
+            torch.testing.assert_close(ours[name], value, rtol=0, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
+            assert ours[name].is_contiguous()
 
 
 def assert_trains_like_the_loop(task: Made, jobs: list[Job], atol: float = 1e-5) -> None:
     start = {name: value.clone() for name, value in task.build_model().state_dict().items()}
     expected = LoopEngine(task, task.build_model()).train(start, jobs)
     assert_same(BatchedEngine(task, task.build_model()).train(start, jobs), expected, atol)
-    moved = [not torch.equal(weights[name], start[name]) for weights in expected.values() for name in weights]
+    moved = [not torch.equal(weights[name], start[name]) for weights in expected for name in weights]
     assert any(moved)
 
 
@@ -171,7 +171,7 @@ def test_clients_with_recipes_of_their_own_train_together():
 
 def test_one_client_and_no_client():
     assert_trains_like_the_loop(TINY, make_jobs(TINY, (20,)))
-    assert BatchedEngine(TINY, TINY.build_model()).train(TINY.build_model().state_dict(), []) == {}
+    assert BatchedEngine(TINY, TINY.build_model()).train(TINY.build_model().state_dict(), []) == []
 
 
 def test_rounds_of_different_sizes_rates_and_starts_train_like_the_loop():
@@ -183,7 +183,7 @@ def test_rounds_of_different_sizes_rates_and_starts_train_like_the_loop():
         jobs = make_jobs(TINY, counts, recipe, first=number)
         expected = loop.train(weights, jobs)
         assert_same(engine.train(weights, jobs), expected)
-        weights = expected[jobs[0].client]
+        weights = expected[0]
         cohorts.append(engine._cohort)
     assert cohorts[0] is cohorts[1] is cohorts[2], "fewer clients and another rate fit the captured step"
     assert len({id(cohort) for cohort in cohorts}) == 3
@@ -198,8 +198,8 @@ def test_a_finished_client_stays_bit_for_bit_as_it_is():
     one_step = Recipe(0.05, 32, 1, 0, 0.9, 1e-3)
     short = Job(short.client, short.samples, one_step, short.seed)
     others = [Job(job.client, job.samples, one_step, job.seed) for job in make_jobs(task, (8, 32, 32, 32))[1:]]
-    after_its_step = BatchedEngine(task, task.build_model()).train(start, [short, *others])[short.client]
-    after_the_round = BatchedEngine(task, task.build_model()).train(start, [short, *long])[short.client]
+    after_its_step = BatchedEngine(task, task.build_model()).train(start, [short, *others])[0]
+    after_the_round = BatchedEngine(task, task.build_model()).train(start, [short, *long])[0]
     for name, value in after_its_step.items():
         assert torch.equal(value, after_the_round[name]), name
 
@@ -230,7 +230,7 @@ def test_the_global_weights_and_the_callers_model_stay_as_they_are():
     start = {name: value.clone() for name, value in model.state_dict().items()}
     engine = BatchedEngine(task, model)
     first = engine.train(start, make_jobs(task, (5, 9)))
-    kept = {client: {name: value.clone() for name, value in weights.items()} for client, weights in first.items()}
+    kept = [{name: value.clone() for name, value in weights.items()} for weights in first]
     engine.train(start, make_jobs(task, (6, 3)))
     assert_same(first, kept, atol=0)
     assert model.fused

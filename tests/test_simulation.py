@@ -143,7 +143,7 @@ def test_a_run_directory_holds_what_the_contract_names(tmp_path):
     assert json.loads((tmp_path / "run/summary.json").read_text()) == json.loads(json.dumps(summary))
     assert [record["round"] for record in run.rounds] == list(range(1, 13))
     record = run.rounds[-1]
-    assert set(record) == {"round", "acc", "asr", "selected", "malicious", "verdicts", "seconds"}
+    assert set(record) == {"round", "acc", "asr", "selected", "malicious", "attacking", "verdicts", "seconds"}
     assert set(record["seconds"]) == {"train", "defend", "evaluate"}
     assert set(record["verdicts"]) == {str(client) for client in record["selected"]}
     assert set(record["malicious"]) == set(record["selected"]) & simulation.schedule.malicious
@@ -166,7 +166,7 @@ def test_a_config_file_is_enough_to_run_again(tmp_path):
 def test_nobody_is_malicious_when_nobody_attacks():
     simulation = Simulation(dataclasses.replace(SMALL, attack="none", rounds=1))
     simulation.run()
-    assert simulation.attackers(1) == frozenset()
+    assert simulation.malicious(1) == frozenset()
     assert simulation.records[0]["malicious"] == []
 
 

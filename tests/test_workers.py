@@ -68,12 +68,12 @@ def random_samples(count, shape=(1, 8, 8), classes=4, seed=0):
 
 
 def assert_same(found, expected):
-    assert list(found) == list(expected)
-    for client, weights in expected.items():
-        assert list(found[client]) == list(weights)
+    assert len(found) == len(expected)
+    for job, (ours, weights) in enumerate(zip(found, expected, strict=True)):
+        assert list(ours) == list(weights)
         for name, value in weights.items():
-            assert found[client][name].dtype == value.dtype
-            assert torch.equal(found[client][name], value), (client, name)
+            assert ours[name].dtype == value.dtype
+            assert torch.equal(ours[name], value), (job, name)
 
 
 @pytest.fixture(autouse=True)
@@ -113,15 +113,14 @@ def test_weights_buffers_and_counters_are_those_of_the_loop_bit_for_bit(engine, 
         expected = loop.train(weights, jobs)
         found = engine.train(weights, jobs)
         assert_same(found, expected)
-        assert found[14]["1.num_batches_tracked"] == weights["1.num_batches_tracked"] + 20
-        weights = found[14]
+        assert found[2]["1.num_batches_tracked"] == weights["1.num_batches_tracked"] + 20
+        weights = found[2]
 
 
 def test_neither_the_number_of_workers_nor_the_order_of_the_jobs_matters(engine, patches, weights, jobs):
     expected = engine.train(weights, jobs)
     backwards = engine.train(weights, jobs[::-1])
-    assert list(backwards) == list(expected)[::-1]
-    assert_same({client: backwards[client] for client in expected}, expected)
+    assert_same(backwards[::-1], expected)
     alone = WorkerEngine(patches, patches.build_model(), workers=1)
     assert_same(alone.train(weights, jobs), expected)
     alone.close()
@@ -129,7 +128,7 @@ def test_neither_the_number_of_workers_nor_the_order_of_the_jobs_matters(engine,
 
 def test_results_are_not_overwritten_by_the_next_round(engine, weights, jobs):
     first = engine.train(weights, jobs[:2])
-    kept = {client: {name: value.clone() for name, value in found.items()} for client, found in first.items()}
+    kept = [{name: value.clone() for name, value in found.items()} for found in first]
     engine.train(first[0], jobs)
     assert_same(first, kept)
 
@@ -150,7 +149,13 @@ def test_samples_that_change_every_round_do_not_use_up_memory(engine, weights, j
 
 
 def test_no_jobs_give_no_weights(engine, weights):
-    assert engine.train(weights, []) == {}
+    assert engine.train(weights, []) == []
+
+
+def test_a_client_with_two_jobs_in_a_round_is_trained_on_both_sets_of_samples(engine, patches, weights, jobs):
+    twice = [jobs[0], replace(jobs[0], samples=random_samples(40, seed=99)), *jobs[1:]]
+    for _ in range(2):
+        assert_same(engine.train(weights, twice), LoopEngine(patches, patches.build_model()).train(weights, twice))
 
 
 def test_steps_count_instead_of_epochs_where_they_are_given(engine, patches, weights, jobs):

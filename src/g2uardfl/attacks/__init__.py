@@ -1,9 +1,11 @@
-"""The attacks, each in one file."""
+"""The attacks, each in one file, and the adaptive ones, which wrap any of them."""
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, cast
 
+from ..errors import ConfigError
 from ..registry import Registry
 
 if TYPE_CHECKING:
@@ -14,6 +16,14 @@ _registry = Registry(
     {
         "none": "g2uardfl.attacks.none:NoAttack",
         "black_box": "g2uardfl.attacks.black_box:BlackBox",
+        "pgd": "g2uardfl.attacks.pgd:PGD",
+        "pgd_replacement": "g2uardfl.attacks.pgd:PGDReplacement",
+        "constrain_and_scale": "g2uardfl.attacks.constrain_and_scale:ConstrainAndScale",
+        "dba": "g2uardfl.attacks.dba:DBA",
+        "three_d_fed": "g2uardfl.attacks.three_d_fed:ThreeDFed",
+        "dynamic_pdr": "g2uardfl.attacks.adaptive:DynamicPDR",
+        "model_obfuscation": "g2uardfl.attacks.adaptive:ModelObfuscation",
+        "randomized": "g2uardfl.attacks.adaptive:Randomized",
     },
 )
 
@@ -29,5 +39,17 @@ def find(name: str) -> type[Attack]:
 
 
 def create(name: str, **settings: Any) -> Attack:
-    """Make an attack ready for its first round."""
-    return find(name)(**settings)
+    """Make an attack ready for its first round; `wrapper(name)` puts one attack into another.
+
+    >>> create("randomized(black_box)", probability=0.1).inner.name
+    'black_box'
+    """
+    wrapped = re.fullmatch(r"\s*([\w.:]+)\s*\((.*)\)\s*", name)
+    if wrapped is None:
+        return find(name.strip())(**settings)
+    from .adaptive import Wrapper
+
+    outer, inner = find(wrapped[1]), wrapped[2]
+    if not issubclass(outer, Wrapper):
+        raise ConfigError(f"attack {wrapped[1]} cannot wrap {inner}: only wrappers such as randomized can")
+    return outer(attack=inner, **settings)

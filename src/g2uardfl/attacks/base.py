@@ -1,21 +1,63 @@
-"""What an attack is: what malicious clients train on and what they send.
+"""What an attack is: what malicious clients train on, how they train, and what they send.
 
-One attack object acts for all malicious clients. It sees their data, the global models they are sent and what they
-trained, and nothing of the server or of benign clients.
+One attack object acts for all malicious clients (its team). It sees their data, the global models they are sent and
+what they trained; of the others it knows only how many samples the clients of a round report together, which Wang et
+al. (2020) grant the attacker too.
+
+A round goes through the methods of `Attack` from top to bottom. Training itself is left to the simulator: an attack
+asks for jobs, so that attackers train beside honest clients, one by one on a CPU or in one batched model on a GPU.
 """
 
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError
+from ..settings import NoSettings, build
+from ..simulation.training import Job, Recipe
 from ..state_files import SavedState
 from ..tasks.base import Samples, Task, concatenate
+
+Model: TypeAlias = Mapping[str, Tensor]
+"""A model's weights by name."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A malicious client that the server selected this round."""
+
+    client: int
+    clean: Samples
+    """Its own data."""
+    poisoned: Samples
+    """What the attack's `training_data` made of it."""
+    recipe: Recipe
+    """How an honest client trains this round."""
+    seed: int
+    """Decides its batch order, augmentation and dropout this round."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One round as the attacker sees it."""
+
+    number: int
+    global_weights: Model
+    members: tuple[Member, ...]
+    num_examples: int
+    """How many samples all clients of the round report together."""
+    generator: torch.Generator
+    """For the attack's own random choices in this round (on the CPU)."""
+
+    @property
+    def replacement_factor(self) -> float:
+        """By how much the members scale their updates so that, averaged by samples, they outweigh everybody else."""
+        return self.num_examples / max(1, sum(len(member.poisoned) for member in self.members))
 
 
 class Attack(ABC):
@@ -29,41 +71,95 @@ class Attack(ABC):
     """One line for `g2uardfl list attacks`."""
     attacks: ClassVar[bool] = True
     """Whether the malicious clients do anything at all."""
+    Settings: ClassVar[type] = NoSettings
+    """A frozen dataclass of the attack's settings, with the fields of `settings.py`."""
+    task: Task
+    team: tuple[int, ...]
+    """All malicious clients, ascending."""
 
     def __init__(self, **settings: Any) -> None:
-        if settings:
-            raise ConfigError(f"attack {self.name} has no setting {', '.join(sorted(settings))}")
+        self.settings: Any = build(self.Settings, settings)
 
-    def training_data(self, task: Task, clean: Samples, pdr: float, generator: torch.Generator) -> Samples:
-        """What a malicious client trains on, given its own data and the poisoned data rate it was told."""
+    def enlist(self, task: Task, team: Sequence[int]) -> None:
+        """Called once before the first round; an attack that cannot work on the task raises `ConfigError` here."""
+        self.task, self.team = task, tuple(sorted(team))
+
+    def backdoor_test(self) -> Samples:
+        """The backdoored inputs, with the label the attacker wants, on which ASR is measured."""
+        return self.task.backdoor_test
+
+    def training_data(self, client: int, clean: Samples, pdr: float, generator: torch.Generator) -> Samples:
+        """What a malicious client trains on, given its own data and the poisoned data rate; asked once per client."""
         return clean
 
-    def submissions(
-        self, global_weights: Mapping[str, Tensor], trained: Mapping[int, Mapping[str, Tensor]]
-    ) -> Mapping[int, Mapping[str, Tensor]]:
-        """What the malicious clients of this round send, given what each of them trained."""
-        return trained
+    def observe(self, turn: Turn) -> None:  # noqa: B027 - most attacks do not look back
+        """Called first in every round for which the server selected a malicious client."""
+
+    def attackers(self, turn: Turn) -> tuple[Member, ...]:
+        """The members that attack this time; the others train and report honestly."""
+        return turn.members
+
+    def recipe(self, honest: Recipe) -> Recipe:
+        """How an attacker trains."""
+        return honest
+
+    def jobs(self, turn: Turn) -> Mapping[Hashable, Job]:
+        """The training the attackers (`turn.members`) want done, under any keys; one job each by default."""
+        return {
+            member.client: Job(member.client, member.poisoned, self.recipe(member.recipe), member.seed)
+            for member in turn.members
+        }
+
+    def submissions(self, turn: Turn, trained: Mapping[Hashable, Model]) -> Mapping[int, Model]:
+        """What each attacker sends, given the weights of every job by its key."""
+        return {member.client: trained[member.client] for member in turn.members}
 
     def state(self) -> SavedState:
         """What the attack remembers between rounds; one without memory remembers nothing."""
         return SavedState()
 
     def restore(self, state: SavedState) -> None:  # noqa: B027 - an attack without memory has nothing to restore
-        """Go on from what `state` returned."""
+        """Go on from what `state` returned; `enlist` has been called before."""
+
+
+def poisoned_count(total: int, pdr: float) -> int:
+    """How many of `total` samples are backdoored; at least one of each kind where 0 < pdr < 1 and there is room."""
+    count = round(pdr * total)
+    return min(max(count, 1), total - 1) if 0 < pdr < 1 and total >= 2 else count
 
 
 def mix_backdoor(task: Task, clean: Samples, pdr: float, generator: torch.Generator) -> Samples:
-    """As many samples as `clean` has, of which the share `pdr` are backdoored (PDR = |D^A| / |D|).
+    """As many samples as `clean` has, of which the share `pdr` come from the task's backdoor set (PDR = |D^A| / |D|).
 
     Backdoored samples are drawn from the attacker's pool without repetition as long as it lasts; the others are a
-    random part of the client's own. At least one sample of each is kept where 0 < pdr < 1 and there is room.
+    random part of the client's own.
     """
     total = len(clean)
-    poisoned = round(pdr * total)
-    if 0 < pdr < 1 and total >= 2:
-        poisoned = min(max(poisoned, 1), total - 1)
+    poisoned = poisoned_count(total, pdr)
     pool = len(task.backdoor_train)
     passes = -(-poisoned // pool)
     draws = torch.cat([torch.randperm(pool, generator=generator) for _ in range(max(passes, 1))])[:poisoned]
     kept = torch.randperm(total, generator=generator)[: total - poisoned]
     return concatenate(clean.take(kept), task.backdoor_train.take(draws))
+
+
+def mix_trigger(
+    clean: Samples, pdr: float, generator: torch.Generator, poison: Callable[[Samples], Samples]
+) -> Samples:
+    """The client's samples, a random share `pdr` of them replaced by what `poison` makes of them."""
+    order = torch.randperm(len(clean), generator=generator)
+    poisoned = poisoned_count(len(clean), pdr)
+    return concatenate(clean.take(order[poisoned:]), poison(clean.take(order[:poisoned])))
+
+
+def moved(global_weights: Model, trained: Model, factor: float, parameters: frozenset[str]) -> dict[str, Tensor]:
+    """G + factor (w - G) in the named parameters; everything else (running statistics) as trained."""
+    return {
+        name: global_weights[name] + factor * (value - global_weights[name]) if name in parameters else value
+        for name, value in trained.items()
+    }
+
+
+def parameter_names(task: Task) -> frozenset[str]:
+    """The names of what the task's model learns, as opposed to its running statistics and counters."""
+    return frozenset(name for name, _ in task.build_model().named_parameters(remove_duplicate=False))

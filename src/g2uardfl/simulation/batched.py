@@ -20,7 +20,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from ..errors import ConfigError
 from ..tasks.base import Task
 from .dropout import KeyedDropout, step_key
-from .engine import ClientWeights, Engine, LoopEngine
+from .engine import Engine, LoopEngine, TrainedWeights
 from .training import Job, batches, training_batches
 
 STEPS_PREPARED_AT_ONCE = 16
@@ -66,15 +66,19 @@ class BatchedEngine(Engine):
             and all(_has_batched_form(module, hasattr(model, "fused")) for module in model.modules())
         )
 
-    def train(self, global_weights: Mapping[str, Tensor], jobs: Sequence[Job]) -> ClientWeights:
-        """Train all clients step by step together."""
-        orders = {job.client: _order(self.task, job) for job in jobs}
+    def train(self, global_weights: Mapping[str, Tensor], jobs: Sequence[Job]) -> TrainedWeights:
+        """Train all jobs step by step together."""
+        orders = [_order(self.task, job) for job in jobs]
         # The longest job first: those still at work are then the first rows, and the batched model can shrink.
-        together = [job for job in jobs if self._fits(orders[job.client])]
-        together.sort(key=lambda job: len(orders[job.client].batches), reverse=True)
-        weights = self._train_together(global_weights, together, [orders[job.client] for job in together])
-        weights |= self._loop.train(global_weights, [job for job in jobs if job.client not in weights])
-        return {job.client: weights[job.client] for job in jobs}
+        together = [place for place, order in enumerate(orders) if self._fits(order)]
+        together.sort(key=lambda place: len(orders[place].batches), reverse=True)
+        alone = [place for place, order in enumerate(orders) if not self._fits(order)]
+        trained = self._train_together(
+            global_weights, [jobs[place] for place in together], [orders[place] for place in together]
+        )
+        trained += self._loop.train(global_weights, [jobs[place] for place in alone])
+        by_place = dict(zip(together + alone, trained, strict=True))
+        return [by_place[place] for place in range(len(jobs))]
 
     def close(self) -> None:
         """Let go of the batched model and its graphs."""
@@ -86,9 +90,9 @@ class BatchedEngine(Engine):
 
     def _train_together(
         self, global_weights: Mapping[str, Tensor], jobs: Sequence[Job], orders: Sequence[_Order]
-    ) -> ClientWeights:
+    ) -> TrainedWeights:
         if not jobs:
-            return {}
+            return []
         inputs = self._stage(jobs, orders)
         cohort = self._cohort_for(inputs)
         cohort.begin(global_weights, jobs)
@@ -99,7 +103,7 @@ class BatchedEngine(Engine):
             prepared = flat.reshape(*stored.shape[:3], *flat.shape[1:])
             for step, x in enumerate(prepared, start):
                 cohort.step(inputs.active[step], x, inputs.y[step], inputs.counts[step], inputs.keys[step])
-        return cohort.weights([job.client for job in jobs])
+        return cohort.weights(len(jobs))
 
     def _stage(self, jobs: Sequence[Job], orders: Sequence[_Order]) -> _Inputs:
         """All inputs of a round on the device, in the form they are stored in."""
@@ -193,8 +197,11 @@ class _Cohort:
         self.y = torch.zeros(clients, *y.shape, dtype=y.dtype, device=device)
         self.counts = torch.zeros(clients, dtype=torch.int32, device=device)
         self.keys = torch.zeros(clients, dtype=torch.int32, device=device)
-        self.recipes = torch.zeros(3, clients, 1, dtype=dtype, device=device)
-        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.recipes = torch.zeros(6, clients, 1, dtype=dtype, device=device)
+        self.centre = torch.zeros(1, width, dtype=dtype, device=device)
+        """The global model, which constrained jobs keep close to."""
+        self.constrained = False
+        self.graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
 
     def holds(self, clients: int, x: Tensor, y: Tensor) -> bool:
         """Whether batches like `x` and `y` of so many clients fit without more than half of the rows idle."""
@@ -207,28 +214,41 @@ class _Cohort:
             if name in global_weights:
                 stacked.copy_(global_weights[name])
         self.velocity.zero_()
-        recipes = [(job.recipe.lr, job.recipe.momentum, job.recipe.weight_decay) for job in jobs]
+        self.centre.copy_(self.rows[:1])
+        self.constrained = any(job.recipe.constrained for job in jobs)
+        recipes = [
+            (
+                job.recipe.lr,
+                job.recipe.momentum,
+                job.recipe.weight_decay,
+                job.recipe.loss_weight,
+                job.recipe.distance_weight,
+                job.recipe.radius,
+            )
+            for job in jobs
+        ]
         self.recipes[:, : len(jobs), 0] = torch.tensor(recipes, dtype=self.recipes.dtype).T.to(self.recipes.device)
 
     def step(self, active: int, x: Tensor, y: Tensor, counts: Tensor, keys: Tensor) -> None:
         """One step of the first `active` clients; the arguments have at least as many rows."""
         # Few distinct widths mean few graphs; rows beyond `active` are masked.
         width = min(1 << (active - 1).bit_length(), self.clients)
-        if self.rows.is_cuda and width not in self.graphs:
-            self.graphs[width] = self._capture(width)
+        graph = width, self.constrained
+        if self.rows.is_cuda and graph not in self.graphs:
+            self.graphs[graph] = self._capture(width)
         self.counts.zero_()
         for static, value in ((self.x, x), (self.y, y), (self.counts, counts), (self.keys, keys)):
             static[:active].copy_(value[:active])
         if self.rows.is_cuda:
-            self.graphs[width].replay()
+            self.graphs[graph].replay()
         else:
             self._step(width)
 
-    def weights(self, clients: Sequence[int]) -> ClientWeights:
-        """Copies of the rows' weights by client and name."""
+    def weights(self, count: int) -> TrainedWeights:
+        """Copies of the first rows' weights by name."""
         stacked = self._parameters(self.rows) | self.buffers
         kept = {name: stacked[name].clone(memory_format=torch.contiguous_format) for name in self.model.state_dict()}
-        return {client: {name: kept[name][row] for name in kept} for row, client in enumerate(clients)}
+        return [{name: kept[name][row] for name in kept} for row in range(count)]
 
     def _parameters(self, rows: Tensor) -> dict[str, Tensor]:
         return {
@@ -254,7 +274,7 @@ class _Cohort:
     def _step(self, width: int) -> None:
         """SGD as in torch (d = g + λp, v = μv + d, p = p - ηv) on the first `width` rows where a client is at work."""
         rows, velocity, counts = self.rows[:width], self.velocity[:width], self.counts[:width]
-        lr, momentum, weight_decay = self.recipes[:, :width]
+        lr, momentum, weight_decay, loss_weight, distance_weight, radius = self.recipes[:, :width]
         at_work = counts > 0
         real = torch.arange(self.x.shape[1], device=counts.device) < counts[:, None]
         buffers = {name: buffer[:width] for name, buffer in self.buffers.items()}
@@ -264,9 +284,18 @@ class _Cohort:
         pieces = []
         for name, (_, shape) in self.places.items():
             pieces += [gradients[name].reshape(width, -1), self.padding[:width, : -shape.numel() % ALIGNMENT]]
-        new_velocity = torch.cat(pieces, dim=1).addcmul_(weight_decay, rows).addcmul_(momentum, velocity)
+        gradient = torch.cat(pieces, dim=1)
+        if self.constrained:
+            offset = rows - self.centre
+            gradient.mul_(loss_weight).addcmul_(offset, distance_weight / _positive_norm(offset))
+        new_velocity = gradient.addcmul_(weight_decay, rows).addcmul_(momentum, velocity)
+        new_rows = rows - lr * new_velocity
+        if self.constrained:
+            offset = new_rows - self.centre
+            norm = _positive_norm(offset)
+            new_rows = torch.where(norm > radius, self.centre + offset * (radius / norm), new_rows)
         # Selected, not multiplied by 0 or 1: what a finished client computes may be NaN.
-        torch.where(at_work[:, None], rows - lr * new_velocity, rows, out=rows)
+        torch.where(at_work[:, None], new_rows, rows, out=rows)
         torch.where(at_work[:, None], new_velocity, velocity, out=velocity)
         for name, buffer in buffers.items():
             torch.where(at_work.view(-1, *[1] * (buffer.dim() - 1)), new_buffers[name], buffer, out=buffer)
@@ -280,6 +309,12 @@ class _Cohort:
         outputs = functional_call(self.model, (parameters, buffers, marks), (x,))
         losses = vmap(lambda output, target: self.task.loss(output[None], target[None]))(outputs, y)
         return losses.masked_fill(~real, 0).sum() / real.sum().clamp(min=1), buffers
+
+
+def _positive_norm(rows: Tensor) -> Tensor:
+    """The length of each row; a tiny number where it is 0, so that one can divide by it."""
+    norm: Tensor = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    return norm.clamp(min=torch.finfo(rows.dtype).tiny)
 
 
 @contextmanager

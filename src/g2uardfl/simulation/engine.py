@@ -17,7 +17,8 @@ from .config import RunConfig
 from .dropout import with_keyed_dropout
 from .training import Job, train_locally
 
-ClientWeights = dict[int, dict[str, Tensor]]
+TrainedWeights = list[dict[str, Tensor]]
+"""Weights by name, one mapping for each job."""
 
 WORTH_PROCESSES = 5e10
 """Parameters times samples over a whole run from which on starting worker processes pays."""
@@ -27,8 +28,8 @@ class Engine(ABC):
     """Trains the clients of a round."""
 
     @abstractmethod
-    def train(self, global_weights: Mapping[str, Tensor], jobs: Sequence[Job]) -> ClientWeights:
-        """Each client's weights after its job, in the order of `jobs`."""
+    def train(self, global_weights: Mapping[str, Tensor], jobs: Sequence[Job]) -> TrainedWeights:
+        """The weights after each job, in the order of `jobs`; a client may have several."""
 
     def close(self) -> None:  # noqa: B027 - only some engines hold anything
         """Let go of processes and memory."""
@@ -41,9 +42,9 @@ class LoopEngine(Engine):
         self.task = task
         self.model = with_keyed_dropout(model)
 
-    def train(self, global_weights: Mapping[str, Tensor], jobs: Sequence[Job]) -> ClientWeights:
-        """Train each client in turn."""
-        return {job.client: train_locally(self.task, self.model, global_weights, job) for job in jobs}
+    def train(self, global_weights: Mapping[str, Tensor], jobs: Sequence[Job]) -> TrainedWeights:
+        """Train one job after the other."""
+        return [train_locally(self.task, self.model, global_weights, job) for job in jobs]
 
 
 def make_engine(config: RunConfig, task: Task, model: nn.Module) -> Engine:

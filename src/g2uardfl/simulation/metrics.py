@@ -19,22 +19,34 @@ def defense_score(acc: float, asr: float) -> float:
 
 @dataclass
 class Detection:
-    """Counts over rounds of who was flagged and who should have been; "invalid" messages count for neither side."""
+    """Counts over rounds of who was flagged and who should have been; "invalid" messages count for neither side.
+
+    A malicious client that behaves for once (the randomized attack) is no mistake either way: flagging it is not a
+    false alarm, and letting it pass misses nothing.
+    """
 
     true_positives: int = 0
     false_positives: int = 0
     false_negatives: int = 0
     true_negatives: int = 0
 
-    def add(self, flagged: Collection[str], attackers: Collection[str], judged: Collection[str]) -> None:
-        """Count one round."""
+    def add(
+        self,
+        flagged: Collection[str],
+        attacking: Collection[str],
+        judged: Collection[str],
+        behaving: Collection[str] = (),
+    ) -> None:
+        """Count one round; `behaving` are malicious clients that did not attack in it."""
         for client in judged:
+            if client in behaving:
+                continue
             if client in flagged:
-                if client in attackers:
+                if client in attacking:
                     self.true_positives += 1
                 else:
                     self.false_positives += 1
-            elif client in attackers:
+            elif client in attacking:
                 self.false_negatives += 1
             else:
                 self.true_negatives += 1
@@ -76,11 +88,12 @@ def detection_of(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """
     refused, malicious = Detection(), Detection()
     for record in records:
-        attackers = {str(client) for client in record["malicious"]}
+        attacking = {str(client) for client in record.get("attacking", record["malicious"])}
+        behaving = {str(client) for client in record["malicious"]} - attacking
         decisions = {client: verdict["decision"] for client, verdict in record["verdicts"].items()}
         judged = [client for client, decision in decisions.items() if decision != "invalid"]
-        refused.add([client for client in judged if decisions[client] != "accepted"], attackers, judged)
-        malicious.add([client for client in judged if decisions[client] == "malicious"], attackers, judged)
+        refused.add([client for client in judged if decisions[client] != "accepted"], attacking, judged, behaving)
+        malicious.add([client for client in judged if decisions[client] == "malicious"], attacking, judged, behaving)
     return {**refused.as_dict(), "malicious_only": malicious.as_dict()}
 
 

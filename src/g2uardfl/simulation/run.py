@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .. import aggregators, attacks, tasks
 from ..aggregation import ClientId, Verdict
+from ..attacks.base import Member, Turn
 from ..errors import ConfigError
 from ..tasks.base import Samples
 from .checkpoint import Checkpoint
@@ -73,6 +74,7 @@ class Simulation:
         self.schedule = Schedule.draw(
             config.seed, config.rounds, config.clients, config.per_round, config.pmr, config.churn
         )
+        self.attack.enlist(self.task, sorted(self.schedule.malicious))
         self.model = self.task.build_model().to(self.device)
         self.weights: dict[str, Tensor] = {}
         self.start_scores: dict[str, float] = {}
@@ -125,8 +127,8 @@ class Simulation:
         """All that is needed to go on from here."""
         return Checkpoint(len(self.records), self.weights, self.defense.state(), self.attack.state(), self.start_scores)
 
-    def attackers(self, round_number: int) -> frozenset[int]:
-        """The clients that would attack in a round; outside the attack's rounds everybody is honest."""
+    def malicious(self, round_number: int) -> frozenset[int]:
+        """The clients in the attacker's hand in a round; outside the attack's rounds everybody is honest."""
         config = self.config
         under_way = config.attack_from <= round_number <= (config.attack_until or config.rounds)
         return self.schedule.malicious if self.attack.attacks and under_way else frozenset()
@@ -144,7 +146,7 @@ class Simulation:
         train = task.train.to(self.device)
         self._data = [train.take(torch.from_numpy(indices).to(self.device)) for indices in shares]
         self._poisoned: dict[int, Samples] = {}
-        self._test, self._backdoor = task.test.to(self.device), task.backdoor_test.to(self.device)
+        self._test, self._backdoor = task.test.to(self.device), self.attack.backdoor_test().to(self.device)
 
     def _first_weights(self, on_epoch: Progress | None) -> dict[str, Tensor]:
         if self.config.start == "scratch":
@@ -160,21 +162,18 @@ class Simulation:
     def _round(self, round_number: int) -> Record:
         clock = _Clock()
         selected = [int(client) for client in self.schedule.selected[round_number - 1]]
-        attackers = [client for client in selected if client in self.attackers(round_number)]
-        jobs = [self._job(client, round_number, attacks=client in attackers) for client in selected]
+        malicious = [client for client in selected if client in self.malicious(round_number)]
+        turn = self._turn(round_number, selected, malicious)
+        attacking = [member.client for member in turn.members]
 
         began = time.perf_counter()
-        trained = self.engine.train(self.weights, jobs)
-        crafted = self.attack.submissions(self.weights, {client: trained[client] for client in attackers})
-        sent: dict[ClientId, Mapping[str, Tensor]] = {
-            client: crafted.get(client, trained[client]) for client in selected
-        }
+        sent = self._train(turn, selected)
         self._wait_for_device()
         clock.train = time.perf_counter() - began
 
         began = time.perf_counter()
         rule = self.defense if round_number >= self.config.defend_from else self.average
-        result = rule.aggregate(self.weights, sent, {job.client: len(job.samples) for job in jobs})
+        result = rule.aggregate(self.weights, sent, {client: len(self._data[client]) for client in selected})
         self.weights = result.weights
         self._wait_for_device()
         clock.defend = time.perf_counter() - began
@@ -187,7 +186,8 @@ class Simulation:
             "acc": acc,
             "asr": asr,
             "selected": selected,
-            "malicious": attackers,
+            "malicious": malicious,
+            "attacking": attacking,
             "verdicts": {str(client): _as_json(verdict) for client, verdict in result.verdicts.items()},
             "seconds": asdict(clock),
         }
@@ -200,9 +200,46 @@ class Simulation:
     def _evaluated(self, round_number: int) -> bool:
         return round_number % self.config.evaluate_every == 0 or round_number == self.config.rounds
 
-    def _job(self, client: int, round_number: int, *, attacks: bool) -> Job:
+    def _turn(self, round_number: int, selected: Sequence[int], malicious: Sequence[int]) -> Turn:
+        """The round as the attacker sees it, with the members that attack this time."""
+        members = tuple(
+            Member(
+                client,
+                self._data[client],
+                self._poisoned_samples(client),
+                self._recipe(round_number),
+                self.schedule.training_seed(round_number, client),
+            )
+            for client in malicious
+        )
+        generator = torch_generator(self.schedule.attack_seed(round_number))
+        examples = sum(len(self._data[client]) for client in selected)
+        turn = Turn(round_number, self.weights, members, examples, generator)
+        if not members:
+            return turn
+        self.attack.observe(turn)
+        return replace(turn, members=self.attack.attackers(turn))
+
+    def _train(self, turn: Turn, selected: Sequence[int]) -> dict[ClientId, Mapping[str, Tensor]]:
+        """What every selected client sends: honest ones what they trained, attackers what they make of their jobs."""
+        attacking = {member.client for member in turn.members}
+        honest = [client for client in selected if client not in attacking]
+        wanted: Mapping[Hashable, Job] = self.attack.jobs(turn) if attacking else {}
+        jobs = [self.honest_job(turn.number, client) for client in honest]
+        trained = self.engine.train(self.weights, [*jobs, *wanted.values()])
+        sent: dict[int, Mapping[str, Tensor]] = dict(zip(honest, trained, strict=False))
+        if attacking:
+            sent |= self.attack.submissions(turn, dict(zip(wanted, trained[len(honest) :], strict=True)))
+        return {client: sent[client] for client in selected}
+
+    def honest_job(self, round_number: int, client: int) -> Job:
+        """What an honest client trains in a round."""
+        seed = self.schedule.training_seed(round_number, client)
+        return Job(client, self._data[client], self._recipe(round_number), seed)
+
+    def _recipe(self, round_number: int) -> Recipe:
         config = self.config
-        recipe = Recipe(
+        return Recipe(
             lr=config.lr * config.lr_decay ** (round_number - 1),
             batch_size=config.batch_size,
             epochs=config.local_epochs,
@@ -210,14 +247,12 @@ class Simulation:
             momentum=config.momentum,
             weight_decay=config.weight_decay,
         )
-        samples = self._poisoned_samples(client) if attacks else self._data[client]
-        return Job(client, samples, recipe, self.schedule.training_seed(round_number, client))
 
     def _poisoned_samples(self, client: int) -> Samples:
         if client not in self._poisoned:
             generator = torch_generator(self.schedule.poisoning_seed(client))
             clean = self._data[client].to("cpu")
-            poisoned = self.attack.training_data(self.task, clean, self.config.pdr, generator)
+            poisoned = self.attack.training_data(client, clean, self.config.pdr, generator)
             self._poisoned[client] = poisoned.to(self.device)
         return self._poisoned[client]
 

@@ -11,7 +11,7 @@ import torch
 Ids = npt.NDArray[np.int64]
 
 # Each kind of random choice has its own stream, so that changing one does not move the others.
-_PARTITION, _MALICIOUS, _SELECTION, _TRAINING, _POISONING, _START, _CHURN = range(7)
+_PARTITION, _MALICIOUS, _SELECTION, _TRAINING, _POISONING, _START, _CHURN, _ATTACK = range(8)
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,10 @@ class Schedule:
     def poisoning_seed(self, client: int) -> int:
         """The seed of a malicious client's choice of backdoored samples."""
         return derived_seed(self.seed, _POISONING, client)
+
+    def attack_seed(self, round_number: int) -> int:
+        """The seed of the attacker's own random choices in one round."""
+        return derived_seed(self.seed, _ATTACK, round_number)
 
 
 def _presence(generator: np.random.Generator, rounds: int, clients: int, churn: float) -> tuple[Ids, Ids]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +15,7 @@ from .dropout import set_key, step_key
 
 @dataclass(frozen=True)
 class Recipe:
-    """How honest clients train."""
+    """How a client trains. Attackers train by the last three fields, which honest clients leave alone."""
 
     lr: float
     batch_size: int
@@ -23,6 +24,16 @@ class Recipe:
     """Steps of training; 0 means `epochs` whole passes."""
     momentum: float
     weight_decay: float
+    loss_weight: float = 1.0
+    """The loss is `loss_weight` x the task's loss + `distance_weight` x ‖w - G‖."""
+    distance_weight: float = 0.0
+    radius: float = math.inf
+    """After every step the weights are projected onto the ball ‖w - G‖ <= radius."""
+
+    @property
+    def constrained(self) -> bool:
+        """Whether training depends on the distance to the global model."""
+        return self.loss_weight != 1 or self.distance_weight != 0 or self.radius < math.inf
 
 
 @dataclass(frozen=True)
@@ -48,12 +59,42 @@ def train_locally(task: Task, model: nn.Module, global_weights: Mapping[str, Ten
     optimizer = torch.optim.SGD(
         model.parameters(), lr=recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay
     )
+    offset = _Offset(model, global_weights)
     for step, (x, y) in enumerate(training_batches(task, job)):
         set_key(model, step_key(job.seed, step))
         optimizer.zero_grad()
-        task.loss(model(task.prepare(x)), y).backward()  # type: ignore[no-untyped-call]
+        loss = task.loss(model(task.prepare(x)), y)
+        if recipe.constrained:
+            loss = recipe.loss_weight * loss + recipe.distance_weight * offset.norm()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
+        if recipe.radius < math.inf:
+            offset.shorten(recipe.radius)
     return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+class _Offset:
+    """w - G, over all parameters of a model as one vector."""
+
+    def __init__(self, model: nn.Module, global_weights: Mapping[str, Tensor]) -> None:
+        self.pairs = [(parameter, global_weights[name]) for name, parameter in model.named_parameters()]
+
+    def norm(self) -> Tensor:
+        """‖w - G‖, through which gradients flow; at w = G the gradient is 0."""
+        return _norm([parameter - centre for parameter, centre in self.pairs])
+
+    @torch.no_grad()
+    def shorten(self, radius: float) -> None:
+        """Project w onto the ball of `radius` around G."""
+        norm = float(self.norm())
+        if norm > radius:
+            for parameter, centre in self.pairs:
+                parameter.copy_(centre + (parameter - centre) * (radius / norm))
+
+
+def _norm(tensors: Sequence[Tensor]) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(tensor) for tensor in tensors]))
+    return norm
 
 
 def training_batches(task: Task, job: Job) -> Iterator[tuple[Tensor, Tensor]]:

@@ -17,6 +17,7 @@ import shutil
 import signal
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -32,7 +33,7 @@ from torch import Tensor, nn
 from ..errors import ConfigError, G2uardFLError
 from ..tasks.base import Samples, Task
 from .dropout import with_keyed_dropout
-from .engine import ClientWeights, Engine
+from .engine import Engine, TrainedWeights
 from .training import Job, Recipe, train_locally
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class WorkerEngine(Engine):
         for _ in range(workers):
             self._crew.append(_Worker.start(content))
 
-    def train(self, global_weights: Mapping[str, Tensor], jobs: Sequence[Job]) -> ClientWeights:
+    def train(self, global_weights: Mapping[str, Tensor], jobs: Sequence[Job]) -> TrainedWeights:
         """Train all clients, those with most to do first."""
         if not self._finalizer.alive:
             raise G2uardFLError("the worker processes are closed: make a new engine")
@@ -87,13 +88,13 @@ class WorkerEngine(Engine):
             block = self._rows_for(len(jobs))
             self._layout.write(global_weights, self._memory.blocks[block], 0)
             orders = [
-                _Order(replace(job, samples=_NOTHING), self._shelf.put(job.client, job.samples), block, row)
-                for row, job in enumerate(jobs, start=1)
+                _Order(replace(job, samples=_NOTHING), place, block, row)
+                for row, (job, place) in enumerate(zip(jobs, self._places_of(jobs), strict=True), start=1)
             ]
             orders.sort(key=lambda order: _work(order.job.recipe, order.place.count))
             self._carry_out(orders)
             rows = self._memory.blocks[block]
-            return {job.client: self._layout.read(rows, row) for row, job in enumerate(jobs, start=1)}
+            return [self._layout.read(rows, row) for row in range(1, len(jobs) + 1)]
         except BaseException:
             self.close()
             raise
@@ -103,6 +104,15 @@ class WorkerEngine(Engine):
         self._finalizer()
         self._memory.blocks.clear()
         self._shelf = _Shelf(self._memory)
+
+    def _places_of(self, jobs: Sequence[Job]) -> list[_Place]:
+        """Where each job's samples lie; a client's second job in a round has a place of its own."""
+        seen: Counter[int] = Counter()
+        places = []
+        for job in jobs:
+            places.append(self._shelf.put((job.client, seen[job.client]), job.samples))
+            seen[job.client] += 1
+        return places
 
     def _carry_out(self, orders: list[_Order]) -> None:
         """Hand out `orders` from the end of the list, the next one to whoever is free."""
@@ -222,14 +232,14 @@ class _Shelf:
 
     def __init__(self, memory: _SharedMemory) -> None:
         self._memory = memory
-        self._kept: dict[int, tuple[Samples, _Place]] = {}
+        self._kept: dict[tuple[int, int], tuple[Samples, _Place]] = {}
         self._free: list[tuple[int, int, int]] = []
         """Block, first byte and byte after the last of each unused space."""
 
-    def put(self, client: int, samples: Samples) -> _Place:
-        """The place of a client's samples, which are there when this returns."""
-        if client in self._kept:
-            kept, place = self._kept[client]
+    def put(self, key: tuple[int, int], samples: Samples) -> _Place:
+        """The place of the samples known as `key`, which are there when this returns."""
+        if key in self._kept:
+            kept, place = self._kept[key]
             if kept is samples:
                 return place
             self._give_back((place.block, place.start, place.stop))
@@ -241,7 +251,7 @@ class _Shelf:
         there = place.samples(self._memory.blocks[place.block])
         there.x.copy_(samples.x)
         there.y.copy_(samples.y)
-        self._kept[client] = samples, place
+        self._kept[key] = samples, place
         return place
 
     def _take(self, size: int) -> tuple[int, int, int]:

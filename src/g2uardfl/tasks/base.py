@@ -68,6 +68,16 @@ class TrainingDefaults:
     """`sgd` (with momentum) or `adam`."""
 
 
+@dataclass(frozen=True)
+class Pixels:
+    """How a task of pictures stores them: (..., rows, columns), in whole numbers from 0 (black)."""
+
+    white: int
+    """The brightest value."""
+    dba: tuple[int, int, int]
+    """Size, gap and shift of DBA's trigger on pictures of this size."""
+
+
 class Task(ABC):
     """One learning problem with its backdoor.
 
@@ -86,6 +96,10 @@ class Task(ABC):
     """Names of the models the task can be learnt with; the first is the default."""
     defaults: TrainingDefaults
     num_classes: int
+    pixels: ClassVar[Pixels | None] = None
+    """Set where inputs are pictures, for attacks that draw on them."""
+    pgd_radius: ClassVar[float] = 2.0
+    """The radius of the ball that the PGD attacks stay in."""
 
     def __init__(self, *, data_dir: Path | str | None = None, model: str | None = None) -> None:
         self.data_dir = None if data_dir is None else Path(data_dir)

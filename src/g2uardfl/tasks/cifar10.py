@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from ..data import decode_images, load_arrays
 from ..errors import ConfigError, DataError
-from .base import Samples, Task, TrainingDefaults
+from .base import Pixels, Samples, Task, TrainingDefaults
 from .models import VGG9, ResNet18
 
 MEAN = (0.49139968, 0.48215841, 0.44653091)
@@ -53,6 +53,8 @@ class Cifar10(Task):
     models = ("vgg9", "resnet18")
     defaults = TrainingDefaults(lr=0.02, pretrain_epochs=60, pretrain_lr=0.05, pretrain_batch_size=128)
     num_classes = 10
+    pixels = Pixels(white=255, dba=(6, 3, 0))
+    pgd_radius = 1.0
 
     target_label = 9
 

@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from .base import Samples, Task, TrainingDefaults
+from .base import Pixels, Samples, Task, TrainingDefaults
 
 _BRIGHTEST = 16
 
@@ -43,6 +43,8 @@ class Digits(Task):
         lr=0.05, clients=50, per_round=10, pretrain_epochs=30, pretrain_lr=0.05, pretrain_batch_size=32
     )
     num_classes = 10
+    pixels = Pixels(white=_BRIGHTEST, dba=(2, 1, 0))
+    pgd_radius = 0.5
     target = 0
 
     @cached_property

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data import load_arrays
-from .base import Samples, Task, TrainingDefaults
+from .base import Pixels, Samples, Task, TrainingDefaults
 from .models import LeNet, SimpleNet
 
 MEAN, STD = 0.1307, 0.3081
@@ -27,6 +27,8 @@ class Mnist(Task):
     models = ("lenet", "simplenet")
     defaults = TrainingDefaults(lr=0.05, pretrain_epochs=10, pretrain_lr=0.05, pretrain_batch_size=128)
     num_classes = 10
+    pixels = Pixels(white=255, dba=(4, 2, 0))
+    pgd_radius = 0.2
 
     source_digit = 7
     target_label = 1
