@@ -91,6 +91,13 @@ class TinyResidual(nn.Sequential):
         super().__init__(ResidualBlock(1, 4, stride=2), nn.Flatten(), nn.BatchNorm1d(16), nn.Linear(16, 10))
 
 
+class WideNet(nn.Sequential):
+    """A convolution with enough channels for the engine to keep them last in memory, and one with few."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Conv2d(3, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 2, 3), nn.Flatten(), nn.Linear(8, 10))
+
+
 TINY = Made(TinyNet, (1, 4, 4))
 
 
@@ -167,6 +174,31 @@ def test_clients_with_recipes_of_their_own_train_together():
     recipes = [RECIPE, Recipe(0.2, 5, 1, 0, 0.0, 0.0), Recipe(0.01, 16, 2, 9, 0.5, 1e-2)]
     jobs = [Job(client, TINY.samples(20, client), recipe, seed=client) for client, recipe in enumerate(recipes)]
     assert_trains_like_the_loop(TINY, jobs)
+
+
+ATTACKERS = [
+    RECIPE,
+    Recipe(0.1, 16, 2, 0, 0.9, 1e-4, radius=0.05),
+    Recipe(0.1, 16, 2, 0, 0.9, 1e-4, loss_weight=0.5, distance_weight=0.5),
+    Recipe(0.1, 8, 1, 0, 0.9, 1e-4, loss_weight=0.6, distance_weight=0.4, radius=0.1),
+]
+
+
+@pytest.mark.parametrize(
+    "task", [TINY, Made(WideNet, (3, 4, 4)), Made(make_lstm, (7,), tokens=20)], ids=["narrow", "wide", "lstm"]
+)
+def test_attackers_who_stay_near_the_global_model_train_beside_honest_clients(task: Made):
+    jobs = [Job(client, task.samples(20, client), recipe, seed=client) for client, recipe in enumerate(ATTACKERS)]
+    assert_trains_like_the_loop(task, jobs)
+
+
+def test_after_a_round_with_a_diverged_attacker_the_engine_is_as_good_as_new():
+    engine, loop = BatchedEngine(TINY, TINY.build_model()), LoopEngine(TINY, TINY.build_model())
+    start = TINY.build_model().state_dict()
+    diverging = Recipe(1e30, 16, 2, 0, 0.9, 1e-4, distance_weight=0.5, radius=1e20)
+    engine.train(start, [Job(client, TINY.samples(20, client), diverging, seed=1) for client in range(4)])
+    jobs = [Job(client, TINY.samples(20, client), recipe, seed=client) for client, recipe in enumerate(ATTACKERS)]
+    assert_same(engine.train(start, jobs), loop.train(start, jobs))
 
 
 def test_one_client_and_no_client():
@@ -288,9 +320,23 @@ def test_on_a_gpu_replayed_graphs_train_like_the_loop(task: Made, counts: tuple[
         jobs = [Job(job.client, job.samples.to("cuda"), job.recipe, job.seed) for job in jobs]
         expected = LoopEngine(task, task.build_model().cuda()).train(start, jobs)
         assert_same(engine.train(start, jobs), expected, atol=1e-4)
-        start = expected[jobs[0].client]
+        start = expected[0]
     assert engine._cohort is not None
     assert engine._cohort.graphs
+
+
+@pytest.mark.parametrize(
+    "task", [TINY, Made(WideNet, (3, 4, 4)), Made(make_lstm, (7,), tokens=20)], ids=["narrow", "wide", "lstm"]
+)
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_attackers_train_beside_honest_clients(task: Made, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    start = {name: value.cuda() for name, value in task.build_model().state_dict().items()}
+    engine = BatchedEngine(task, task.build_model().cuda())
+    for recipes in (ATTACKERS, [RECIPE] * 4, ATTACKERS):
+        jobs = [Job(i, task.samples(20, i).to("cuda"), recipe, seed=i) for i, recipe in enumerate(recipes)]
+        expected = LoopEngine(task, task.build_model().cuda()).train(start, jobs)
+        assert_same(engine.train(start, jobs), expected, atol=1e-4)
 
 
 def test_mapped_keyed_dropout_is_the_single_one():

@@ -1,14 +1,19 @@
 """All clients of a round as one batched model: a GPU is busy where a single client's small batches leave it idle.
 
-`torch.func.vmap` maps one training step over clients. What makes clients differ is data, never control flow: amounts of
-samples are masks, recipes and dropout keys are tensors. So one captured CUDA graph serves every step of every round.
+What makes clients differ is data, never control flow: amounts of samples are masks, recipes and dropout keys are
+tensors. So one captured CUDA graph serves every step of every round.
+
+Inside a step, the clients' gradients are computed side by side on a few CUDA streams, each with the kernels that a
+single client would use. Mapped over clients by `torch.func.vmap`, a convolution becomes a grouped one, for which cuDNN
+has slower kernels (measured on an H200: 7.0 against 4.0 ms a step for VGG-9, 1.6 against 1.2 ms for LeNet). Recurrent
+models are mapped all the same: their many tiny kernels are then shared by all clients.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -27,6 +32,10 @@ STEPS_PREPARED_AT_ONCE = 16
 """Inputs wait in their compact stored form; so many steps at a time are turned into what the model takes."""
 ALIGNMENT = 32
 """Every parameter begins at a multiple of this many numbers, so that matrix kernels find aligned memory."""
+STREAMS = 8
+"""So many clients' gradients are computed at a time."""
+WIDE = 64
+"""Convolutions of at least so many input channels are faster with channels last in memory; narrow ones are slower."""
 
 
 class BatchedEngine(Engine):
@@ -176,6 +185,10 @@ class _Cohort:
         self.model = model
         self.clients = clients
         modules = dict(model.named_modules())
+        self.mapped = any(isinstance(module, nn.RNNBase) for module in modules.values())
+        self.channels_last = any(
+            isinstance(module, nn.Conv2d) and module.in_channels >= WIDE for module in modules.values()
+        )
         self.key_names = [f"{name}.key" for name, module in modules.items() if isinstance(module, KeyedDropout)]
         self.real_names = [f"{name}.real" for name, module in modules.items() if isinstance(module, MaskedBatchNorm)]
         self.places: dict[str, tuple[int, torch.Size]] = {}
@@ -187,6 +200,9 @@ class _Cohort:
         device = x.device
         self.rows = torch.zeros(clients, width, dtype=dtype, device=device)
         self.velocity = torch.zeros_like(self.rows)
+        self.gradients = torch.zeros_like(self.rows)
+        number = STREAMS if self.rows.is_cuda else 0
+        self.streams = [torch.cuda.Stream(device) for _ in range(number)]  # type: ignore[no-untyped-call]
         self.padding = torch.zeros(clients, ALIGNMENT, dtype=dtype, device=device)
         self.buffers = {
             name: buffer.to(device).expand(clients, *buffer.shape).clone()
@@ -194,6 +210,8 @@ class _Cohort:
             if name not in {*self.key_names, *self.real_names}
         }
         self.x = torch.zeros(clients, *x.shape, dtype=x.dtype, device=device)
+        if self.channels_last and x.dim() == 4:
+            self.x = self.x.movedim(2, -1).contiguous().movedim(-1, 2)
         self.y = torch.zeros(clients, *y.shape, dtype=y.dtype, device=device)
         self.counts = torch.zeros(clients, dtype=torch.int32, device=device)
         self.keys = torch.zeros(clients, dtype=torch.int32, device=device)
@@ -210,10 +228,11 @@ class _Cohort:
 
     def begin(self, global_weights: Mapping[str, Tensor], jobs: Sequence[Job]) -> None:
         """Start a round: every row the global model, no momentum, each client's own recipe."""
+        for matrix in (self.rows, self.velocity, self.gradients):
+            matrix.zero_()
         for name, stacked in (*self._parameters(self.rows).items(), *self.buffers.items()):
             if name in global_weights:
                 stacked.copy_(global_weights[name])
-        self.velocity.zero_()
         self.centre.copy_(self.rows[:1])
         self.constrained = any(job.recipe.constrained for job in jobs)
         recipes = [
@@ -251,10 +270,20 @@ class _Cohort:
         return [{name: kept[name][row] for name in kept} for row in range(count)]
 
     def _parameters(self, rows: Tensor) -> dict[str, Tensor]:
+        """The rows' parameters by name, each a view of clients x its shape."""
         return {
-            name: rows[:, start : start + shape.numel()].view(len(rows), *shape)
+            name: self._view(rows[:, start : start + shape.numel()], shape)
             for name, (start, shape) in self.places.items()
         }
+
+    def _view(self, columns: Tensor, shape: torch.Size) -> Tensor:
+        if self.channels_last and len(shape) == 4:
+            return columns.view(len(columns), shape[0], *shape[2:], shape[1]).movedim(-1, 2)
+        return columns.view(len(columns), *shape)
+
+    def _flat(self, value: Tensor) -> Tensor:
+        """One client's parameter or gradient in the order of its columns."""
+        return (value.movedim(1, -1) if self.channels_last and value.dim() == 4 else value).reshape(-1)
 
     def _capture(self, width: int) -> torch.cuda.CUDAGraph:
         """Record one step; the steps that warm up change nothing, since no client has samples in them."""
@@ -276,15 +305,10 @@ class _Cohort:
         rows, velocity, counts = self.rows[:width], self.velocity[:width], self.counts[:width]
         lr, momentum, weight_decay, loss_weight, distance_weight, radius = self.recipes[:, :width]
         at_work = counts > 0
-        real = torch.arange(self.x.shape[1], device=counts.device) < counts[:, None]
         buffers = {name: buffer[:width] for name, buffer in self.buffers.items()}
-        gradients, new_buffers = vmap(grad(self._loss, has_aux=True))(
-            self._parameters(rows), buffers, self.x[:width], self.y[:width], real, self.keys[:width]
-        )
-        pieces = []
-        for name, (_, shape) in self.places.items():
-            pieces += [gradients[name].reshape(width, -1), self.padding[:width, : -shape.numel() % ALIGNMENT]]
-        gradient = torch.cat(pieces, dim=1)
+        real = torch.arange(self.x.shape[1], device=counts.device) < counts[:, None]
+        new_buffers = self._map_gradients(width, real) if self.mapped else self._compute_gradients(width, real)
+        gradient = self.gradients[:width]
         if self.constrained:
             offset = rows - self.centre
             gradient.mul_(loss_weight).addcmul_(offset, distance_weight / _positive_norm(offset))
@@ -299,6 +323,51 @@ class _Cohort:
         torch.where(at_work[:, None], new_velocity, velocity, out=velocity)
         for name, buffer in buffers.items():
             torch.where(at_work.view(-1, *[1] * (buffer.dim() - 1)), new_buffers[name], buffer, out=buffer)
+
+    def _map_gradients(self, width: int, real: Tensor) -> dict[str, Tensor]:
+        """Fill the first rows of `gradients` in one mapped computation, and return the buffers afterwards."""
+        buffers = {name: buffer[:width] for name, buffer in self.buffers.items()}
+        gradients, new_buffers = vmap(grad(self._loss, has_aux=True))(
+            self._parameters(self.rows[:width]), buffers, self.x[:width], self.y[:width], real, self.keys[:width]
+        )
+        places = self._parameters(self.gradients[:width])
+        for name, gradient in gradients.items():
+            places[name].copy_(gradient)
+        return new_buffers  # type: ignore[no-any-return]
+
+    def _compute_gradients(self, width: int, real: Tensor) -> dict[str, Tensor]:
+        """The same client by client, on a GPU on several streams at once."""
+        parameters = self._parameters(self.rows)
+        new_buffers = []
+        with self._side_by_side() as on_stream:
+            for row in range(width):
+                with on_stream(row):
+                    leaves = {name: value[row].detach().requires_grad_() for name, value in parameters.items()}
+                    buffers = {name: buffer[row] for name, buffer in self.buffers.items()}
+                    loss, after = self._loss(leaves, buffers, self.x[row], self.y[row], real[row], self.keys[row])
+                    found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+                    self._write(found, row)
+                    new_buffers.append(after)
+        return {name: torch.stack([after[name] for after in new_buffers]) for name in self.buffers}
+
+    def _write(self, gradients: Sequence[Tensor], row: int) -> None:
+        pieces = []
+        for gradient in gradients:
+            pieces += [self._flat(gradient), self.padding[row, : -gradient.numel() % ALIGNMENT]]
+        torch.cat(pieces, out=self.gradients[row])
+
+    @contextmanager
+    def _side_by_side(self) -> Iterator[Callable[[int], AbstractContextManager[object]]]:
+        """For work that may be done in any order: gives the context in which to do the piece with a number."""
+        if not self.streams:
+            yield lambda number: nullcontext()
+            return
+        main = torch.cuda.current_stream()
+        for stream in self.streams:
+            stream.wait_stream(main)
+        yield lambda number: torch.cuda.stream(self.streams[number % STREAMS])
+        for stream in self.streams:
+            main.wait_stream(stream)
 
     def _loss(
         self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, y: Tensor, real: Tensor, key: Tensor
@@ -329,7 +398,7 @@ def _measured_convolutions() -> Iterator[None]:
 
 
 class MaskedBatchNorm(nn.Module):
-    """BatchNorm in training, over the samples marked in the buffer `real`, in operations that vmap can map.
+    """BatchNorm in training, over the samples marked in the buffer `real`, without waiting for the device.
 
     Padded samples would otherwise enter mean, variance and running statistics. Parameters and buffers keep their names.
     """
@@ -379,7 +448,7 @@ def _has_batched_form(module: nn.Module, has_fused_switch: bool) -> bool:
 
 
 def _mappable(model: nn.Module) -> nn.Module:
-    """`model`, changed in place so that vmap can map it over clients."""
+    """`model`, changed in place so that padding is masked and vmap can map what it has to."""
     for parent in list(model.modules()):
         if hasattr(parent, "fused"):
             parent.fused = False  # type: ignore[assignment]
