@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import multiprocessing
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -65,12 +66,23 @@ def run(settings: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     from g2uardfl.simulation.config import RunConfig
-    from g2uardfl.simulation.run import Simulation
+    from g2uardfl.simulation.run import Callback, Interrupted, Simulation
 
     torch.set_num_threads(1)
     began = time.perf_counter()
+    seconds = settings.pop("seconds")
+
+    class Stop(Callback):
+        """Ends the run when its time is over."""
+
+        def on_round(self, simulation: Simulation, record: dict[str, Any]) -> None:
+            simulation.stop_asked = record["acc"] is not None and time.perf_counter() - began > seconds
+
     simulation = Simulation(RunConfig(**settings))
-    summary = simulation.run()
+    try:
+        summary = simulation.run([Stop()])
+    except Interrupted:
+        summary = simulation.summary()
     curve = {
         record["round"]: round(100 * record["asr"], 1) for record in simulation.records if record["asr"] is not None
     }
@@ -100,6 +112,7 @@ def main() -> None:
     parser.add_argument("--data-dir", default="")
     parser.add_argument("--processes", type=int, default=10)
     parser.add_argument("--start", default="converged")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="stop each run after so long")
     arguments = parser.parse_args()
     paper = PAPER.get(arguments.task, {})
     jobs = []
@@ -118,6 +131,7 @@ def main() -> None:
                 "device": arguments.device,
                 "data_dir": arguments.data_dir,
                 "start": arguments.start,
+                "seconds": arguments.seconds,
             }
         )
     rows = []
@@ -130,12 +144,13 @@ def main() -> None:
             rows.append(done.result())
             print(json.dumps(rows[-1]), flush=True)
     order = [job["attack"] for job in jobs]
-    print(f"\n{arguments.task}, {arguments.rounds} rounds, {arguments.defense}, seed {arguments.seed}\n")
-    print("| attack | ASR % | ACC % | ASR %, mean of the last tenth | paper's ASR % | paper's ACC % |")
-    print("|---|---|---|---|---|---|")
+    print(f"\n{arguments.task}, {arguments.defense}, seed {arguments.seed}\n")
+    print("| attack | rounds | ASR % | ACC % | ASR %, mean of the last tenth | paper's ASR % | paper's ACC % |")
+    print("|---|---|---|---|---|---|---|")
     for row in sorted(rows, key=lambda row: order.index(row["attack"])):
         printed = "{:.2f} | {:.2f}".format(*paper[row["attack"]]) if row["attack"] in paper else "- | -"
-        print(f"| {row['attack']} | {row['asr']:.2f} | {row['acc']:.2f} | {row['asr_tail_mean']:.2f} | {printed} |")
+        figures = " | ".join(f"{row[name]:.2f}" for name in ("asr", "acc", "asr_tail_mean"))
+        print(f"| {row['attack']} | {row['rounds']} | {figures} | {printed} |")
 
 
 if __name__ == "__main__":

@@ -5,42 +5,48 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from g2uardfl.simulation.dropout import KeyedDropout, keyed_uniform, set_key, step_key, with_keyed_dropout
+from g2uardfl.simulation.dropout import LAYER_STRIDE, KeyedDropout, keyed_hash, set_key, step_key, with_keyed_dropout
 
 
-def kept_by_hand(key: int, layer: int, position: int) -> float:
+def hash_by_hand(key: int, layer: int, position: int) -> int:
     """The same hash in Python's unbounded integers."""
 
-    def mix(x: int) -> int:
-        x &= 0xFFFFFFFF
-        x = ((x ^ (x >> 16)) * 0x7FEB352D) & 0xFFFFFFFF
-        x = ((x ^ (x >> 15)) * 0x846CA68B) & 0xFFFFFFFF
-        return x ^ (x >> 16)
+    def signed(x: int) -> int:
+        return (x + 2**31) % 2**32 - 2**31
 
-    return (mix(position + mix(key + layer * 40_503)) & 0xFFFFFF) / (1 << 24)
+    x = signed(layer * LAYER_STRIDE % 2**30 + position + key)
+    x = signed((x ^ (x >> 16)) * 0x7FEB352D)
+    return signed((x ^ (x >> 15)) * 0x846CA68B)
 
 
 def test_the_numbers_are_the_hash_worked_out_by_hand():
     for key in (0, 1, -(2**31), 2**31 - 1, 123_456_789):
-        found = keyed_uniform(torch.tensor(key, dtype=torch.int32), 3, torch.Size([2, 5]), torch.device("cpu"))
-        assert found.flatten().tolist() == [kept_by_hand(key, 3, position) for position in range(10)]
+        for layer in (0, 3, 200):
+            found = keyed_hash(torch.tensor(key, dtype=torch.int32), layer, torch.Size([2, 5]), torch.device("cpu"))
+            assert found.flatten().tolist() == [hash_by_hand(key, layer, position) for position in range(10)]
 
 
-def test_the_numbers_look_uniform_and_differ_by_key_and_layer():
+def test_masks_look_independent_over_positions_steps_layers_and_clients():
     shape, cpu = torch.Size([100_000]), torch.device("cpu")
-    draws = [
-        keyed_uniform(torch.tensor(step_key(7, step), dtype=torch.int32), layer, shape, cpu)
-        for step in range(3)
-        for layer in range(2)
-    ]
-    for numbers in draws:
-        assert numbers.min() >= 0
-        assert numbers.max() < 1
-        assert abs(numbers.mean() - 0.5) < 0.005
-        assert abs(numbers.var() - 1 / 12) < 0.002
-        assert abs(torch.corrcoef(torch.stack([numbers[:-1], numbers[1:]]))[0, 1]) < 0.01
-    correlations = torch.corrcoef(torch.stack(draws)) - torch.eye(6)
-    assert correlations.abs().max() < 0.02
+    draws = torch.stack(
+        [
+            keyed_hash(torch.tensor(step_key(seed, step), dtype=torch.int32), layer, shape, cpu)
+            for seed in (7, 8, 2**62 + 7)
+            for step in range(3)
+            for layer in range(2)
+        ]
+    )
+    numbers = draws.double() / 2**32
+    assert numbers.mean(dim=1).abs().max() < 0.005
+    assert (numbers.var(dim=1) - 1 / 12).abs().max() < 0.002
+    for p in (0.1, 0.25, 0.5):
+        masks = (numbers >= p - 0.5).double()
+        for lag in (1, 2, 3, 12, 64, 128, 144, 768, 1024, 9216, 65_536):
+            pairs = zip(masks[:, :-lag], masks[:, lag:], strict=True)
+            largest = max(abs(float(torch.corrcoef(torch.stack(pair))[0, 1])) for pair in pairs)
+            assert largest < 5 / (len(masks[0]) - lag) ** 0.5, (p, lag)
+        between = torch.corrcoef(masks) - torch.eye(len(masks))
+        assert between.abs().max() < 0.02
 
 
 def test_dropout_zeroes_the_stated_share_and_keeps_the_mean():

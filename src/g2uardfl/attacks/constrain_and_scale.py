@@ -56,10 +56,8 @@ class ConstrainAndScale(BlackBox):
         """The constrained loss."""
         settings = self.settings
         return dataclasses.replace(
-            honest,
+            honest.longer(settings.epoch_factor),
             lr=honest.lr * settings.lr_factor,
-            epochs=honest.epochs * settings.epoch_factor,
-            steps=honest.steps * settings.epoch_factor,
             loss_weight=settings.alpha,
             distance_weight=1 - settings.alpha,
         )

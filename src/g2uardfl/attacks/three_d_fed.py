@@ -197,9 +197,7 @@ class ThreeDFed(Attack):
     def recipe(self, honest: Recipe) -> Recipe:
         """How the backdoor is trained."""
         return dataclasses.replace(
-            honest,
-            epochs=honest.epochs * self.settings.epoch_factor,
-            steps=honest.steps * self.settings.epoch_factor,
+            honest.longer(self.settings.epoch_factor),
             loss_weight=1 - self.settings.distance_weight,
             distance_weight=self.settings.distance_weight,
         )

@@ -10,6 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+LAYER_STRIDE = 0x01A0_1999
+"""How far apart the layers' positions are."""
+
 
 class KeyedDropout(nn.Module):
     """Dropout with probability `p`, decided by the buffer `key` (set before every step) and the layer's number."""
@@ -26,21 +29,20 @@ class KeyedDropout(nn.Module):
         """`x` with a share `p` of its elements set to 0 and the others scaled up; unchanged in evaluation."""
         if not self.training or self.p == 0:
             return x
-        kept = keyed_uniform(self.key, self.layer, x.shape, x.device) >= self.p
-        return x * kept / (1 - self.p)
+        kept = keyed_hash(self.key, self.layer, x.shape, x.device) >= int(self.p * 2**32) - 2**31
+        return x * (kept * (1 / (1 - self.p)))
 
 
-def keyed_uniform(key: Tensor, layer: int, shape: torch.Size, device: torch.device) -> Tensor:
-    """Numbers in [0, 1) that are a hash of key, layer and position (32-bit integer mixing in two rounds)."""
-    position = torch.arange(shape.numel(), dtype=torch.int32, device=device).view(shape)
-    mixed = _mix(position + _mix(key + layer * 40_503))
-    return (mixed & 0xFFFFFF).float() / (1 << 24)
+def keyed_hash(key: Tensor, layer: int, shape: torch.Size, device: torch.device) -> Tensor:
+    """32-bit integers, spread evenly over their whole range, that are a hash of key, layer and position.
 
-
-def _mix(x: Tensor) -> Tensor:
-    x = (x ^ ((x >> 16) & 0xFFFF)) * 0x7FEB352D
-    x = (x ^ ((x >> 15) & 0x1FFFF)) * -0x7B935975
-    return x ^ ((x >> 16) & 0xFFFF)
+    On a GPU every operation is a kernel of its own, so there are few: keys come well mixed (`step_key`), layers begin
+    far apart, and two rounds of shifting and multiplying do the rest.
+    """
+    first = layer * LAYER_STRIDE % 2**30
+    x = torch.arange(first, first + shape.numel(), dtype=torch.int32, device=device).view(shape) + key
+    x = (x ^ (x >> 16)) * 0x7FEB352D
+    return (x ^ (x >> 15)) * -0x7B935975
 
 
 def with_keyed_dropout(model: nn.Module) -> nn.Module:
@@ -58,8 +60,10 @@ def with_keyed_dropout(model: nn.Module) -> nn.Module:
 
 def step_key(seed: int, step: int) -> int:
     """The dropout key of a client's step, as a 32-bit integer."""
-    mixed = (seed ^ (seed >> 32)) * 0x9E3779B1 + step * 0x85EBCA77
-    return (mixed & 0xFFFFFFFF) - (1 << 31)
+    mixed = (seed + (step + 1) * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+    return (mixed >> 32) - (1 << 31)
 
 
 def set_key(model: nn.Module, key: int) -> None:

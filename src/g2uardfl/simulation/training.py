@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,10 @@ class Recipe:
     distance_weight: float = 0.0
     radius: float = math.inf
     """After every step the weights are projected onto the ball ‖w - G‖ <= radius."""
+
+    def longer(self, factor: int) -> Recipe:
+        """The same training for `factor` times as long."""
+        return replace(self, epochs=self.epochs * factor, steps=self.steps * factor)
 
     @property
     def constrained(self) -> bool:
