@@ -79,6 +79,8 @@ class Simulation:
         self.weights: dict[str, Tensor] = {}
         self.start_scores: dict[str, float] = {}
         self.records: list[Record] = []
+        self.attacking: list[int] = []
+        """The clients that attack in the round under way."""
         self.stop_asked = False
         """Set from outside, it ends the run after the round under way."""
 
@@ -164,7 +166,7 @@ class Simulation:
         selected = [int(client) for client in self.schedule.selected[round_number - 1]]
         malicious = [client for client in selected if client in self.malicious(round_number)]
         turn = self._turn(round_number, selected, malicious)
-        attacking = [member.client for member in turn.members]
+        self.attacking = attacking = [member.client for member in turn.members]
 
         began = time.perf_counter()
         sent = self._train(turn, selected)

@@ -1,0 +1,119 @@
+"""What a detector can see of a round: a few thousand numbers about the updates, never the updates themselves.
+
+Everything the defence decides follows from an `Observation`, so that recorded rounds can be decided again later, with
+other settings, without training anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ..aggregation import ClientId, Round
+from ..numerics import Array, InnerProducts, inner_products
+from ..weights import Layer
+from .attributes import client_attributes
+
+SKETCH_WIDTH = 128
+_COLUMNS = 1 << 20
+"""How many columns are centred at a time."""
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One round, in numbers. Layers are the model's, in the order of its layout."""
+
+    clients: tuple[ClientId, ...]
+    layers: tuple[str, ...]
+    attributes: Array
+    """(clients x features), raw: `client_attributes`."""
+    products: InnerProducts
+    """Of the updates with each other and with the global model, for each layer."""
+    centred: Array
+    """(layers x clients x clients): of the updates less their coordinate-wise median, which is what all share."""
+    along_step: Array
+    """(layers x clients): of the updates with the last step of the global model."""
+    step_squared: Array
+    """(layers,): of that step with itself."""
+    sketches: npt.NDArray[np.float32]
+    """(clients x layers x width): short stand-ins for the updates, to compare them over rounds."""
+
+
+class Observer:
+    """Turns rounds into observations; remembers the last round, which the next is compared with.
+
+    Parameters
+    ----------
+    seed
+        Decides the sketches: only those of one seed can be compared.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
+        self._signs: Tensor | None = None
+        self._last_global: Tensor | None = None
+        self._last_updates: Tensor | None = None
+        self._last_rows: dict[ClientId, int] = {}
+
+    def observe(self, round_: Round) -> Observation:
+        """The round in numbers."""
+        layers = round_.layout.layers
+        updates, global_vector = round_.updates, round_.global_vector
+        columns = [layer.columns for layer in layers]
+        products = inner_products(updates, global_vector, columns)
+        step = torch.zeros_like(global_vector) if self._last_global is None else global_vector - self._last_global
+        with_step = inner_products(updates, step, columns)
+        observation = Observation(
+            clients=round_.clients,
+            layers=tuple(layer.name for layer in layers),
+            attributes=client_attributes(updates, global_vector, self._previous(round_, step), layers, products),
+            products=products,
+            centred=centred_products(updates, layers),
+            along_step=with_step.gu,
+            step_squared=with_step.gg,
+            sketches=self._sketch(updates, layers),
+        )
+        self._last_global, self._last_updates = global_vector, updates
+        self._last_rows = {client: row for row, client in enumerate(round_.clients)}
+        return observation
+
+    def _previous(self, round_: Round, step: Tensor) -> list[Tensor]:
+        last, rows = self._last_updates, self._last_rows
+        return [last[rows[client]] if last is not None and client in rows else step for client in round_.clients]
+
+    def _sketch(self, updates: Tensor, layers: tuple[Layer, ...]) -> npt.NDArray[np.float32]:
+        if self._signs is None:
+            generator = torch.Generator().manual_seed(self.seed)
+            signs = torch.randint(0, 2, (updates.shape[1],), generator=generator, dtype=torch.int8) * 2 - 1
+            self._signs = signs.to(updates.device)
+        return np.stack([sketch(updates[:, it.columns], self._signs[it.columns]) for it in layers], axis=1)
+
+
+def sketch(rows: Tensor, signs: Tensor, width: int = SKETCH_WIDTH) -> npt.NDArray[np.float32]:
+    """A short vector for each row whose inner products are, on average over random `signs`, those of the rows.
+
+    Columns are multiplied by their signs and summed up `width` apart (a count sketch).
+    """
+    flipped = rows * signs
+    padded = torch.nn.functional.pad(flipped, (0, -flipped.shape[1] % width))
+    return padded.view(len(rows), -1, width).sum(dim=1).float().cpu().numpy()
+
+
+def centred_products(updates: Tensor, layers: tuple[Layer, ...]) -> Array:
+    """For each layer the inner products of the updates after their coordinate-wise median was taken away.
+
+    Where everybody's update has a large part in common (weight decay on an embedding), only the rest says who is alike.
+    """
+    result = np.zeros((len(layers), len(updates), len(updates)))
+    for index, layer in enumerate(layers):
+        for start in range(layer.columns.start, layer.columns.stop, _COLUMNS):
+            part = updates[:, start : min(start + _COLUMNS, layer.columns.stop)].double()
+            ordered = part.sort(dim=0).values
+            middle = (ordered[(len(part) - 1) // 2] + ordered[len(part) // 2]) / 2
+            part = part - middle
+            result[index] += (part @ part.T).cpu().numpy()
+    return result

@@ -1,0 +1,118 @@
+"""Record once, replay in seconds: the rounds of a federation in numbers, kept in one small file.
+
+`Recording` wraps any rule and notes what it was given; a `Record` is read back and decided again by another rule or
+with other settings. What is true (who attacked) is added where it is known, in a simulation.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..aggregation import Aggregator, Outcome, Round
+from ..errors import StateError
+from ..numerics import Array, InnerProducts
+from ..state_files import SavedState, read_state, write_state
+from ..weights import ModelLayout
+from .observation import Observation, Observer
+
+_KIND = "record"
+_LARGEST = float(np.finfo(np.float32).max)
+_ARRAYS = ("attributes", "centred", "along_step", "step_squared", "sketches", "gg", "gu", "uu")
+
+
+@dataclass
+class Record:
+    """Observations of consecutive rounds and, where known, which of their clients attacked."""
+
+    rounds: list[Observation] = field(default_factory=list)
+    attacking: list[npt.NDArray[np.bool_]] = field(default_factory=list)
+    """For each round and client; empty where the truth is not known."""
+    notes: dict[str, Any] = field(default_factory=dict)
+    """Where the record comes from."""
+
+    def tell(self, attackers: Mapping[int, Collection[Any]]) -> None:
+        """Add the truth: round number, from 1, -> the clients that attacked in it."""
+        self.attacking = [
+            np.array([client in attackers[number] for client in observation.clients])
+            for number, observation in enumerate(self.rounds, start=1)
+        ]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write one file; measured numbers in single precision, sketches relative to their update's length in half."""
+        arrays: dict[str, npt.NDArray[Any]] = {}
+        for number, observation in enumerate(self.rounds):
+            for name in _ARRAYS:
+                source = observation.products if name in ("gg", "gu", "uu") else observation
+                values = getattr(source, name)
+                if name == "sketches":
+                    arrays[f"{number}.{name}"] = (values / _lengths(observation.products)).astype(np.float16)
+                else:
+                    arrays[f"{number}.{name}"] = np.clip(values, -_LARGEST, _LARGEST).astype(np.float32)
+        document = {
+            "clients": [list(observation.clients) for observation in self.rounds],
+            "layers": list(self.rounds[0].layers) if self.rounds else [],
+            "attacking": [[bool(one) for one in truth] for truth in self.attacking],
+            "notes": self.notes,
+        }
+        write_state(path, _KIND, SavedState(document, arrays))
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Record:
+        """Read what `save` wrote."""
+        state = read_state(path, _KIND)
+        values = state.values
+        try:
+            rounds = []
+            for number, clients in enumerate(values["clients"]):
+                found = {name: state.arrays[f"{number}.{name}"].astype(np.float64) for name in _ARRAYS}
+                products = InnerProducts(found.pop("gg"), found.pop("gu"), found.pop("uu"))
+                sketches = (found.pop("sketches") * _lengths(products)).astype(np.float32)
+                rounds.append(
+                    Observation(tuple(clients), tuple(values["layers"]), products=products, sketches=sketches, **found)
+                )
+            truth = [np.array(one, dtype=bool) for one in values["attacking"]]
+            return Record(rounds, truth, dict(values["notes"]))
+        except (KeyError, TypeError) as error:
+            raise StateError(f"{os.fspath(path)} is an incomplete record ({error}): record it anew") from error
+
+
+class Recording(Aggregator):
+    """Any rule, with its rounds written down; what it decides does not change."""
+
+    name = "recording"
+    summary = "notes what another rule sees"
+
+    def __init__(self, inner: Aggregator, seed: int = 0) -> None:
+        super().__init__()
+        self.inner = inner
+        self.record = Record()
+        self._observer = Observer(seed)
+
+    def combine(self, round_: Round) -> Outcome:
+        """As inside."""
+        self.record.rounds.append(self._observer.observe(round_))
+        return self.inner.combine(round_)
+
+    def accept_layout(self, layout: ModelLayout) -> None:
+        """As inside."""
+        self.inner.accept_layout(layout)
+
+    def state(self) -> SavedState:
+        """As inside."""
+        return self.inner.state()
+
+    def restore(self, state: SavedState) -> None:
+        """As inside."""
+        self.inner.restore(state)
+
+
+def _lengths(products: InnerProducts) -> Array:
+    """Each update's length, shaped like sketches; 1 where it is 0."""
+    lengths = np.sqrt(np.maximum(np.diagonal(products.total.uu[0].astype(np.float32)).astype(np.float64), 0))
+    return np.where(lengths > 0, lengths, 1.0)[:, None, None]
