@@ -8,6 +8,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from g2uardfl.aggregators.context import NeedsServer, OutputLayer, ServerContext
+from g2uardfl.weights import Weights, as_tensor
+
 
 def odd_mlp(seed: int = 0) -> dict[str, torch.Tensor]:
     """A two-layer MLP with odd shapes, as a state dict."""
@@ -61,3 +64,25 @@ def same(first: dict[str, Any], second: dict[str, Any]) -> bool:
     return first.keys() == second.keys() and all(
         np.array_equal(np.asarray(first[name]), np.asarray(second[name])) for name in first
     )
+
+
+class StandInServer(ServerContext):
+    """A server for any model that its rule is given: the last matrix is the output layer, and answers by itself."""
+
+    def __init__(self, rule: NeedsServer) -> None:
+        self._rule = rule
+
+    @property
+    def output_layer(self) -> OutputLayer:
+        model = self._rule._global_weights
+        return OutputLayer([name for name, value in model.items() if np.ndim(value) >= 2][-1])
+
+    def root_update(self, global_weights: Weights, round_number: int) -> Weights:
+        return {n: v + 0.01 if as_tensor(v).is_floating_point() else v for n, v in global_weights.items()}
+
+    def random_inputs(self, count: int, seed: int) -> torch.Tensor:
+        return torch.rand(count, 200, generator=torch.Generator().manual_seed(seed))
+
+    def probabilities(self, weights: Weights, inputs: torch.Tensor) -> torch.Tensor:
+        weight = as_tensor(weights[self.output_layer.weight]).float().flatten(1)
+        return (inputs[:, : weight.shape[1]] @ weight.T).softmax(dim=1)

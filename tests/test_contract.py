@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 import g2uardfl
 from g2uardfl import aggregators
+from g2uardfl.aggregators.context import NeedsServer
 from g2uardfl.errors import ConfigError, StateError
-from models import batch_norm_model, federation, numpy_model, odd_mlp, perturbed, same
+from models import StandInServer, batch_norm_model, federation, numpy_model, odd_mlp, perturbed, same
 
 NAMES = aggregators.names()
 MODELS = {"mlp": odd_mlp, "batch norm": batch_norm_model, "numpy": numpy_model}
@@ -21,7 +22,10 @@ QUICK = {"pretrain_epochs": 5, "cluster_epochs": 5}
 
 
 def make(name: str) -> g2uardfl.Aggregator:
-    return aggregators.create(name, **(QUICK if name == "g2uardfl" else {}))
+    rule = aggregators.create(name, **{"g2uardfl": QUICK, "deepsight": {"random_inputs": 64}}.get(name, {}))
+    if isinstance(rule, NeedsServer):
+        rule.attach(StandInServer(rule))
+    return rule
 
 
 def with_value(client, value):

@@ -12,6 +12,19 @@ _registry = Registry(
     {
         "fedavg": "g2uardfl.aggregators.fedavg:FedAvg",
         "g2uardfl": "g2uardfl.defense.guard:G2uardFL",
+        "krum": "g2uardfl.aggregators.krum:Krum",
+        "multi_krum": "g2uardfl.aggregators.multi_krum:MultiKrum",
+        "rfa": "g2uardfl.aggregators.rfa:RFA",
+        "ndc": "g2uardfl.aggregators.ndc:NDC",
+        "weak_dp": "g2uardfl.aggregators.weak_dp:WeakDP",
+        "foolsgold": "g2uardfl.aggregators.foolsgold:FoolsGold",
+        "rlr": "g2uardfl.aggregators.rlr:RLR",
+        "fltrust": "g2uardfl.aggregators.fltrust:FLTrust",
+        "flame": "g2uardfl.aggregators.flame:FLAME",
+        "deepsight": "g2uardfl.aggregators.deepsight:DeepSight",
+        "median": "g2uardfl.aggregators.median:Median",
+        "trimmed_mean": "g2uardfl.aggregators.trimmed_mean:TrimmedMean",
+        "bulyan": "g2uardfl.aggregators.bulyan:Bulyan",
     },
 )
 

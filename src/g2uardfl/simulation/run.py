@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .. import aggregators, attacks, tasks
 from ..aggregation import ClientId, Verdict
+from ..aggregators.context import NeedsServer
 from ..attacks.base import Member, Turn
 from ..errors import ConfigError
 from ..tasks.base import Samples
@@ -24,6 +25,7 @@ from .environment import environment, peak_memory
 from .metrics import defense_score, detection_of
 from .partition import partition
 from .schedule import Schedule, partition_seed, start_seed, torch_generator
+from .server import SimulatedServer, for_as_many_steps, split_root
 from .start import Progress, converged_start, fresh_weights, read_model
 from .training import Job, Recipe, share_predicted
 
@@ -148,7 +150,23 @@ class Simulation:
         train = task.train.to(self.device)
         self._data = [train.take(torch.from_numpy(indices).to(self.device)) for indices in shares]
         self._poisoned: dict[int, Samples] = {}
-        self._test, self._backdoor = task.test.to(self.device), self.attack.backdoor_test().to(self.device)
+        self._test, self._backdoor = task.test, self.attack.backdoor_test().to(self.device)
+        if isinstance(self.defense, NeedsServer):
+            self._attach_server(self.defense)
+        self._test = self._test.to(self.device)
+
+    def _attach_server(self, defense: NeedsServer) -> None:
+        """Give the defence a server with the model and, if it asks for it, a part of the test data as its own."""
+        config, root = self.config, Samples(self.task.test.x[:0], self.task.test.y[:0])
+        if defense.takes_root_data:
+            root, self._test = split_root(self.task.test, config.seed)
+        usual = round(statistics.fmean(len(samples) for samples in self._data))
+
+        def recipe(number: int) -> Recipe:
+            return for_as_many_steps(self._recipe(number + config.defend_from - 1), usual)
+
+        model = self.task.build_model().to(self.device)
+        defense.attach(SimulatedServer(self.task, model, root, recipe, seed=config.seed))
 
     def _first_weights(self, on_epoch: Progress | None) -> dict[str, Tensor]:
         if self.config.start == "scratch":

@@ -1,0 +1,287 @@
+"""DeepSight (Rieger et al. 2022): look into the output layer, cluster what was trained alike, drop suspicious clusters.
+
+Three views of a client go into the clustering: how its update's energy is spread over the output neurons (NEUP), how
+its answers to random inputs differ from the global model's (DDif), and the direction of its output biases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ..aggregation import ClientId, Outcome, Round, Verdict
+from ..defense.clipping import clip_factors
+from ..errors import ConfigError
+from ..numerics import Array, cosine
+from ..settings import number
+from ..weights import Entry, Weights
+from ._distances import update_norms
+from .context import NeedsServer, OutputLayer, ServerContext
+
+Labels = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+_MOST_INPUTS = 1 << 10
+_MOST_PROBABILITIES = 1 << 24
+"""How many inputs, and how many probabilities of one model, are in memory at a time (64 MiB in float32)."""
+_LARGEST = float(torch.finfo(torch.float32).max)
+"""Stands for a quotient of a model whose answers are not finite."""
+_SAME = 1e-12
+"""Cosines that differ from 1 by less than this differ by rounding."""
+
+
+@dataclass(frozen=True)
+class DeepSightSettings:
+    """The settings of DeepSight."""
+
+    suspicious_share: float = number(1 / 3, 0, 1)
+    """τ: a cluster is accepted if less than this share of its clients is suspicious."""
+    random_inputs: int = number(2000, 1, 10**7)
+    """How many random inputs a DDif is the mean over; the authors use 20,000."""
+    input_sets: int = number(3, 1, 100)
+    """How many DDifs there are, each on random inputs of its own."""
+    min_samples: int = number(3, 1, 10**6)
+    """HDBSCAN: the neighbour whose distance is a client's core distance, the client itself not counted."""
+    min_cluster_size: int = number(5, 2, 10**6)
+    """HDBSCAN: the fewest clients that make a cluster."""
+    seed: int = number(0, 0, 2**63 - 1)
+    """Decides the random inputs, together with the number of the round."""
+
+
+class DeepSight(NeedsServer):
+    """Mean of the updates in unsuspicious clusters, each clipped to the median norm over all clients.
+
+    - Energy of output neuron c: E_c = |Δb_c| + Σ_h |ΔW_ch|; NEUP_c = E_c² / Σ E². Threshold exceedings TE: how many
+      NEUP_c exceed max(0.01, 1/C) max_c NEUP_c. Who trained on few labels has few of them: suspicious is
+      TE_i <= median(TE) / 2.
+    - DDif_c: the mean over random inputs of p_c / p_c of the global model, with softmax outputs. Quotients are summed
+      as they come, a few inputs at a time, so that a head of any width fits into memory.
+    - HDBSCAN clusters the cosine distances of the output bias updates (of the weight updates where the layer has no
+      bias), the NEUPs and each DDif. Each clustering becomes distances, 0 inside a cluster and 1 otherwise, and whoever
+      is in no cluster is at 1 from all others. Their mean (the DDifs count as one) is clustered again, where one
+      cluster of all is allowed.
+    - Of the final clusters those are accepted whose share of suspicious clients is below τ; who is in none is held out.
+
+    HDBSCAN's `min_samples` counts the client itself in scikit-learn and does not in the `hdbscan` package that public
+    ports use; here it does not. Both sizes shrink to what a small round allows, and a single client is accepted.
+    """
+
+    name = "deepsight"
+    summary = "clusters clients by their output layer and answers to random inputs, drops suspicious clusters"
+    takes_seed = True
+    needs = "the model at hand (output_layer, random_inputs, probabilities)"
+    Settings = DeepSightSettings
+
+    def combine(self, round_: Round) -> Outcome:
+        """Inspect, cluster, filter, clip, average."""
+        weight, bias = _output_layer(round_, self.server.output_layer)
+        self.round += 1
+        neups = normalised_energies(update_energies(round_.updates, weight, bias))
+        exceedings = threshold_exceedings(neups)
+        suspicious = exceedings <= np.median(exceedings) / 2
+        if len(round_.clients) == 1:
+            labels, suspicious = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.bool_)
+        else:
+            directions = round_.updates[:, weight.columns if bias is None else bias.columns]
+            labels = self._clusters(round_, neups, directions, weight.shape[0])
+        accepted = accepted_clients(labels, suspicious, self.settings.suspicious_share)
+
+        norms = update_norms(round_.updates)
+        shares = accepted / max(1, accepted.sum())
+        weights = shares * clip_factors(norms, float(np.median(norms)))
+        verdicts = _verdicts(round_, labels, suspicious, accepted, exceedings, weights)
+        return Outcome(round_.weighted_sum(weights), shares, verdicts, self._note(accepted))
+
+    def _clusters(self, round_: Round, neups: Array, directions: Tensor, classes: int) -> Labels:
+        """The final clusters of the round's clients."""
+        models = [self._client_weights[client] for client in round_.clients]
+        by_ddifs = []
+        for set_number in range(int(self.settings.input_sets)):
+            ddifs = division_differences(
+                self.server,
+                self._global_weights,
+                models,
+                classes=classes,
+                count=int(self.settings.random_inputs),
+                seed=[int(self.settings.seed), self.round, set_number],
+            )
+            by_ddifs.append(self._labels(_euclidean(ddifs)))
+        merged = merged_distances(self._labels(_angles(directions)), self._labels(_euclidean(neups)), by_ddifs)
+        return self._labels(merged, allow_single_cluster=True)
+
+    def _labels(self, distances: Array, *, allow_single_cluster: bool = False) -> Labels:
+        from sklearn.cluster import HDBSCAN
+
+        clients = len(distances)
+        clustering = HDBSCAN(
+            min_cluster_size=min(int(self.settings.min_cluster_size), clients),
+            min_samples=min(int(self.settings.min_samples) + 1, clients),
+            allow_single_cluster=allow_single_cluster,
+            metric="precomputed",
+            copy=True,
+        )
+        return np.asarray(clustering.fit_predict(distances), dtype=np.int64)
+
+    def _note(self, accepted: Mask) -> str:
+        clients, fewest = len(accepted), int(self.settings.min_cluster_size)
+        notes = []
+        if clients < fewest:
+            notes.append(f"Fewer than {fewest} usable clients: only all {clients} together can be a cluster.")
+        if not accepted.any():
+            notes.append("No cluster was accepted: the global model was kept.")
+        return " ".join(notes)
+
+
+def update_energies(updates: Tensor, weight: Entry, bias: Entry | None) -> Array:
+    """(clients x classes): E_c = |Δb_c| + Σ_h |ΔW_ch|."""
+    rows = []
+    for update in updates:
+        by_class = update[weight.columns].reshape(weight.shape[0], -1)
+        energies = torch.linalg.vector_norm(by_class, ord=1, dim=1, dtype=torch.float64)
+        rows.append(energies if bias is None else energies + update[bias.columns].abs())
+    return torch.stack(rows).cpu().numpy()
+
+
+def normalised_energies(energies: Array) -> Array:
+    """NEUP of each client: E_c² / Σ E²; zeros where nothing moved.
+
+    >>> normalised_energies(np.array([[3.0, 1.0], [0.0, 0.0]]))
+    array([[0.9, 0.1],
+           [0. , 0. ]])
+    """
+    largest = energies.max(axis=1, keepdims=True)
+    squared = (energies / np.where(largest > 0, largest, 1.0)) ** 2
+    total = squared.sum(axis=1, keepdims=True)
+    result: Array = squared / np.where(total > 0, total, 1.0)
+    return result
+
+
+def threshold_exceedings(neups: Array) -> Labels:
+    """TE of each client: how many of its NEUPs exceed max(0.01, 1/C) times the largest of them.
+
+    >>> threshold_exceedings(np.array([[0.5, 0.3, 0.2], [0.9, 0.05, 0.05]]))
+    array([3, 1])
+    """
+    thresholds = max(0.01, 1 / neups.shape[1]) * neups.max(axis=1, keepdims=True)
+    return np.asarray(np.count_nonzero(neups > thresholds, axis=1), dtype=np.int64)
+
+
+def division_differences(
+    server: ServerContext,
+    global_weights: Weights,
+    models: Sequence[Weights],
+    *,
+    classes: int,
+    count: int,
+    seed: Sequence[int],
+) -> Array:
+    """DDifs (clients x classes): the mean over `count` random inputs of p / p of the global model.
+
+    Only the sums are kept: the probabilities of two models on a few inputs are in memory at a time.
+    """
+    size = max(1, min(_MOST_INPUTS, _MOST_PROBABILITIES // classes))
+    sums = torch.zeros(len(models), classes, dtype=torch.float64)
+    for part, start in enumerate(range(0, count, size)):
+        drawn_from = np.random.SeedSequence([*seed, part]).generate_state(1)[0]
+        inputs = server.random_inputs(min(size, count - start), int(drawn_from))
+        reference = server.probabilities(global_weights, inputs)
+        reference = reference.clamp_min(torch.finfo(reference.dtype).tiny)
+        for total, model in zip(sums, models, strict=True):
+            total += (server.probabilities(model, inputs) / reference).sum(dim=0).to(sums)
+    ddifs: Array = np.nan_to_num(sums.numpy() / count, nan=_LARGEST, posinf=_LARGEST)
+    return ddifs
+
+
+def disagreement(labels: Labels) -> Array:
+    """0 for two clients of one cluster, 1 otherwise; who is in no cluster (-1) is with nobody but itself.
+
+    >>> disagreement(np.array([0, 0, -1, -1]))
+    array([[0., 0., 1., 1.],
+           [0., 0., 1., 1.],
+           [1., 1., 0., 1.],
+           [1., 1., 1., 0.]])
+    """
+    together = (labels[:, None] == labels[None, :]) & (labels[:, None] >= 0)
+    np.fill_diagonal(together, True)
+    return np.where(together, 0.0, 1.0)
+
+
+def merged_distances(by_angle: Labels, by_neup: Labels, by_ddifs: Sequence[Labels]) -> Array:
+    """The mean disagreement of the three views; the clusterings by DDif count as one."""
+    of_ddifs: Array = np.mean([disagreement(labels) for labels in by_ddifs], axis=0)
+    return (disagreement(by_angle) + disagreement(by_neup) + of_ddifs) / 3
+
+
+def accepted_clients(labels: Labels, suspicious: Mask, threshold: float) -> Mask:
+    """The members of all clusters of which less than the share `threshold` is suspicious.
+
+    >>> accepted_clients(np.array([0, 0, 1, 1, -1]), np.array([False, False, True, False, False]), 1 / 3)
+    array([ True,  True, False, False, False])
+    """
+    accepted = np.zeros(len(labels), dtype=np.bool_)
+    for cluster in set(labels[labels >= 0]):
+        members = labels == cluster
+        accepted[members] = suspicious[members].mean() < threshold
+    return accepted
+
+
+def _output_layer(round_: Round, names: OutputLayer) -> tuple[Entry, Entry | None]:
+    """Where the output layer is in the flattened model."""
+    entries = {entry.name: entry for entry in round_.layout.parameters}
+    for name in (names.weight, names.bias):
+        if name is not None and name not in entries:
+            raise ConfigError(
+                f"the server's output_layer names {name!r}, which is no parameter of this model: "
+                f"choose among {', '.join(entries)}"
+            )
+    weight, bias = entries[names.weight], None if names.bias is None else entries[names.bias]
+    classes = weight.shape[0] if len(weight.shape) >= 2 else 0
+    if classes < 2 or (bias is not None and bias.shape != (classes,)):
+        raise ConfigError(
+            f"the server's output_layer {names.weight!r} is no output layer: "
+            "its weight needs a row, and its bias, if it has one, a number, for each of two or more classes"
+        )
+    return weight, bias
+
+
+def _angles(vectors: Tensor) -> Array:
+    """Cosine distances between the rows."""
+    wide = vectors.double()
+    products = (wide @ wide.T).cpu().numpy()
+    squared = np.diagonal(products)
+    distances = 1.0 - cosine(products, squared[:, None], squared[None, :])
+    distances[distances < _SAME] = 0.0
+    np.fill_diagonal(distances, 0.0)
+    return distances
+
+
+def _euclidean(rows: Array) -> Array:
+    """Distances between the rows, from their differences and not from their inner products."""
+    points = torch.from_numpy(rows)
+    return torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist").numpy()
+
+
+def _verdicts(
+    round_: Round, labels: Labels, suspicious: Mask, accepted: Mask, exceedings: Labels, weights: Array
+) -> dict[ClientId, Verdict]:
+    median = np.median(exceedings)
+    verdicts: dict[ClientId, Verdict] = {}
+    for i, client in enumerate(round_.clients):
+        own = f"its update moves {exceedings[i]} outputs, the median client's {median:g}"
+        if labels[i] < 0:
+            verdicts[client] = Verdict("held_out", f"Held out: it is in no cluster ({own}).", weight=0.0)
+            continue
+        members = labels == labels[i]
+        cluster = f"{suspicious[members].sum()} of {members.sum()} clients in its cluster are suspicious"
+        verdicts[client] = Verdict(
+            "accepted" if accepted[i] else "held_out",
+            f"{'Accepted' if accepted[i] else 'Held out'}: {cluster} ({own}).",
+            cluster=int(labels[i]),
+            weight=float(weights[i]),
+        )
+    return verdicts

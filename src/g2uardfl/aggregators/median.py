@@ -1,0 +1,33 @@
+"""Median (Yin et al. 2018): each parameter becomes the median of the clients' values."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..aggregation import Aggregator, Outcome, Round, Verdict
+from .trimmed_mean import trimmed_mean
+
+
+class Median(Aggregator):
+    """Each parameter moves by the median of its updates; between the two middle ones where their number is even.
+
+    Every client counts once, whatever number of samples it reports.
+
+    >>> model = {"w": np.zeros(1)}
+    >>> clients = {i: {"w": np.array([w])} for i, w in enumerate((1.0, 2.0, 4.0, 900.0))}
+    >>> Median().aggregate(model, clients).weights["w"]
+    array([3.])
+    """
+
+    name = "median"
+    summary = "takes the median of each parameter"
+
+    def combine(self, round_: Round) -> Outcome:
+        """Take the median of each parameter."""
+        clients = len(round_.clients)
+        reason = f"Accepted: counts once among {clients} in the median of each parameter."
+        return Outcome(
+            trimmed_mean(round_.updates, (clients - 1) // 2),
+            np.full(clients, 1 / clients),
+            {client: Verdict("accepted", reason) for client in round_.clients},
+        )

@@ -1,0 +1,60 @@
+"""NDC, norm difference clipping (Sun et al. 2019): no update is longer than a threshold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..aggregation import Aggregator, ClientId, Outcome, Round, Verdict
+from ..defense.clipping import clip_factors
+from ..numerics import Array
+from ..settings import number
+from ._distances import update_norms
+from ._shares import sample_shares
+
+
+@dataclass(frozen=True)
+class NDCSettings:
+    """The settings of NDC."""
+
+    threshold: float = number(2.0, 0, 1e30, above=True)
+    """M: the norm that no update may exceed."""
+
+
+class NDC(Aggregator):
+    """G' = G + Σ n_i/n Δw_i / max(1, ||Δw_i|| / M), with the norm over all parameters and without running statistics.
+
+    >>> import numpy as np
+    >>> model = {"w": np.zeros(2)}
+    >>> clients = {"a": {"w": np.array([1.0, 0.0])}, "b": {"w": np.array([30.0, 40.0])}}
+    >>> NDC().aggregate(model, clients).weights["w"]
+    array([1.1, 0.8])
+    """
+
+    name = "ndc"
+    summary = "clips every update to a norm threshold, then averages by samples"
+    uses_num_examples = True
+    Settings = NDCSettings
+
+    def combine(self, round_: Round) -> Outcome:
+        """Clip, then average by samples."""
+        return clipped_mean(round_, self.settings.threshold)
+
+
+def clipped_mean(round_: Round, threshold: float) -> Outcome:
+    """The mean by samples of the updates, each shortened to norm `threshold` where it is longer."""
+    norms = update_norms(round_.updates)
+    shares = sample_shares(round_.num_examples)
+    weights = shares * clip_factors(norms, threshold)
+    return Outcome(round_.weighted_sum(weights), shares, _verdicts(round_, norms, weights, threshold))
+
+
+def _verdicts(round_: Round, norms: Array, weights: Array, threshold: float) -> dict[ClientId, Verdict]:
+    verdicts: dict[ClientId, Verdict] = {}
+    for client, norm, weight in zip(round_.clients, norms, weights, strict=True):
+        if weight == 0:
+            reason = "Held out: it reports no samples, so it carries no weight."
+            verdicts[client] = Verdict("held_out", reason, weight=0.0)
+        else:
+            how = f"clipped to {threshold:g}" if norm > threshold else "left as it was"
+            verdicts[client] = Verdict("accepted", f"Accepted: its norm {norm:.4g} was {how}.", weight=float(weight))
+    return verdicts

@@ -1,0 +1,107 @@
+"""RFA (Pillutla et al. 2019): the geometric median of the clients' models, by the smoothed Weiszfeld algorithm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..aggregation import Aggregator, ClientId, Outcome, Round, Verdict
+from ..numerics import Array
+from ..settings import number
+from ._distances import update_products
+from ._shares import sample_shares
+
+
+@dataclass(frozen=True)
+class RFASettings:
+    """The settings of RFA, by default the paper's."""
+
+    smoothing: float = number(1e-5, 0, 1e6, above=True)
+    """ν: no distance counts as smaller than this."""
+    iterations: int = number(500, 1, 10**6)
+    """T: the most iterations a round may take."""
+    tolerance: float = number(0.1, 0, 1)
+    """ε: stop when the objective changes by less than this share of itself."""
+
+
+class RFA(Aggregator):
+    """G' = G + z, where z minimises Σ α_i ||z - Δw_i|| with α_i = n_i/n.
+
+    Smoothed Weiszfeld: from the weighted mean on, w_i = α_i / max(ν, ||z - Δw_i||), scaled to sum 1, and
+    z = Σ w_i Δw_i, until the objective settles. A model is one vector over all its layers. z is never formed on the
+    way: it is a combination of the updates, so that all its distances follow from their inner products.
+
+    The tolerance is relative, and the paper's is wide: where one client lies very far away, the objective is nearly all
+    that client's, and the iterations stop before its pull is gone. A `tolerance` of 0 takes them to the end.
+
+    >>> model = {"w": np.zeros(1)}
+    >>> clients = {i: {"w": np.array([w])} for i, w in enumerate((0.0, 1.0, 900.0))}
+    >>> RFA(tolerance=0.0).aggregate(model, clients).weights["w"].round(3)
+    array([1.])
+    """
+
+    name = "rfa"
+    summary = "takes the geometric median of the clients' models"
+    uses_num_examples = True
+    Settings = RFASettings
+
+    def combine(self, round_: Round) -> Outcome:
+        """Find the geometric median of the round."""
+        weights, distances = weiszfeld(
+            update_products(round_),
+            sample_shares(round_.num_examples),
+            smoothing=self.settings.smoothing,
+            iterations=int(self.settings.iterations),
+            tolerance=self.settings.tolerance,
+        )
+        return Outcome(round_.weighted_sum(weights), weights, _verdicts(round_, weights, distances))
+
+
+def weiszfeld(
+    products: Array, shares: Array, *, smoothing: float, iterations: int, tolerance: float
+) -> tuple[Array, Array]:
+    """The weights whose combination of vectors is their geometric median, and each vector's distance from it.
+
+    Parameters
+    ----------
+    products
+        The inner products of the vectors.
+    shares
+        α: how much each vector counts; they sum to 1.
+    smoothing, iterations, tolerance
+        ν, T and ε.
+    """
+    weights, distances = shares, distances_from(shares, products)
+    for _ in range(iterations):
+        previous = shares @ distances
+        weights = shares / np.maximum(smoothing, distances)
+        weights = weights / weights.sum()
+        distances = distances_from(weights, products)
+        objective = shares @ distances
+        if abs(previous - objective) <= tolerance * objective:
+            break
+    return weights, distances
+
+
+def distances_from(weights: Array, products: Array) -> Array:
+    """||Σ_j w_j x_j - x_i|| for each i, from the inner products of the x.
+
+    >>> distances_from(np.array([0.5, 0.5]), np.array([[0.0, 0.0], [0.0, 16.0]]))
+    array([2., 2.])
+    """
+    with_sum = products @ weights
+    squared: Array = weights @ with_sum - 2 * with_sum + np.diagonal(products)
+    return np.sqrt(np.maximum(squared, 0))
+
+
+def _verdicts(round_: Round, weights: Array, distances: Array) -> dict[ClientId, Verdict]:
+    verdicts: dict[ClientId, Verdict] = {}
+    for client, weight, distance in zip(round_.clients, weights, distances, strict=True):
+        if weight > 0:
+            reason = f"Accepted at weight {weight:.3g}: it lies {distance:.4g} from the geometric median."
+            verdicts[client] = Verdict("accepted", reason, distance=float(distance), weight=float(weight))
+        else:
+            reason = "Held out: it reports no samples, so it carries no weight."
+            verdicts[client] = Verdict("held_out", reason, distance=float(distance), weight=0.0)
+    return verdicts

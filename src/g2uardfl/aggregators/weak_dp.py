@@ -1,0 +1,75 @@
+"""Weak DP (Sun et al. 2019): Gaussian noise on the averaged model, too little for privacy but not for a backdoor."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..aggregation import Aggregator, Outcome, Round
+from ..settings import number
+from ..state_files import SavedState
+from .context import rounds_in
+from .ndc import clipped_mean
+
+
+@dataclass(frozen=True)
+class WeakDPSettings:
+    """The settings of Weak DP."""
+
+    noise: float = number(0.025, 0, 1e6)
+    """σ: the deviation of the noise on every parameter."""
+    clip_norm: float = number(math.inf, 0, math.inf, above=True)
+    """Clip every update to this norm first, as NDC does; infinity, the default, clips nothing."""
+    seed: int = number(0, 0, 2**63 - 1)
+    """Decides the noise, together with the number of the round."""
+
+
+class WeakDP(Aggregator):
+    """G' = G + Σ n_i/n Δw_i + N(0, σ²) on every parameter.
+
+    The noise is added once, to the averaged model, not to each client's before averaging, which would make it weaker
+    by the root of their number; running statistics get none. The edge-case backdoors' code clips updates first; the
+    paper speaks of the noise alone, so clipping is off unless `clip_norm` is set.
+
+    >>> model = {"w": np.zeros(1)}
+    >>> WeakDP(noise=0).aggregate(model, {"a": {"w": np.ones(1)}, "b": {"w": np.zeros(1)}}).weights["w"]
+    array([0.5])
+    """
+
+    name = "weak_dp"
+    summary = "averages by samples and adds Gaussian noise to the new model"
+    uses_num_examples = True
+    takes_seed = True
+    Settings = WeakDPSettings
+
+    def __init__(self, **params: Any) -> None:
+        super().__init__(**params)
+        self.round = 0
+        """Rounds decided so far; the noise of each follows from the seed and its number."""
+
+    def combine(self, round_: Round) -> Outcome:
+        """Average, clipped where asked for, and add noise."""
+        self.round += 1
+        outcome = clipped_mean(round_, self.settings.clip_norm)
+        noise = gaussian_noise(outcome.step, self.settings.noise, int(self.settings.seed), self.round)
+        return replace(outcome, step=outcome.step + noise)
+
+    def state(self) -> SavedState:
+        """The number of rounds."""
+        return SavedState({"round": self.round})
+
+    def restore(self, state: SavedState) -> None:
+        """Go on with the noise of the next round."""
+        self.round = rounds_in(state, self.name)
+
+
+def gaussian_noise(like: Tensor, deviation: float, seed: int, round_number: int) -> Tensor:
+    """N(0, deviation²) in the shape of `like`, drawn on the CPU so that every device gets the same."""
+    state = np.random.SeedSequence([seed, round_number]).generate_state(1, np.uint64)[0]
+    generator = torch.Generator().manual_seed(int(state) >> 1)
+    return torch.randn(like.shape, dtype=like.dtype, generator=generator).to(like.device).mul_(deviation)
