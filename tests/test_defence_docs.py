@@ -1,4 +1,4 @@
-"""The documentation's page on defences shows code that runs, and names every rule and every setting of the baselines."""
+"""The documentation's page on defences shows code that runs, and names every rule and every setting."""
 
 from __future__ import annotations
 

@@ -175,15 +175,21 @@ def compare(
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run directories.", metavar="RUN...")],
-    out: Annotated[Path | None, typer.Option(help="The page to write.", show_default="RUN/report.html")] = None,
+    runs: Annotated[
+        list[Path], typer.Argument(help="Run directories, or audit files of Flower federations.", metavar="RUN...")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="The page to write.", show_default="RUN/report.html or AUDIT.html")
+    ] = None,
 ) -> None:
-    """Make an HTML page of one or more finished runs."""
+    """Make an HTML page of one or more finished runs, or of what a Flower federation wrote into its audit file."""
+    from ..flower.audit import Audit
     from ..report.page import write_report
     from ..simulation.directory import FinishedRun
 
-    finished = [FinishedRun(path) for path in runs]
-    page = write_report(finished, out or runs[0] / "report.html")
+    finished = [Audit(path) if path.is_file() else FinishedRun(path) for path in runs]
+    beside = runs[0].with_suffix(".html") if runs[0].is_file() else runs[0] / "report.html"
+    page = write_report(finished, out or beside)
     typer.echo(f"Wrote {page}")
 
 

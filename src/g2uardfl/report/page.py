@@ -1,4 +1,7 @@
-"""`report.html`: the curves of one or more runs and what became of each client, in one file that needs no network."""
+"""`report.html`: what became of one or more runs and of each client in them, in one file that needs no network.
+
+A run is a simulated one, where the truth is known, or the audit of a real federation, where it is not.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..flower.audit import Audit
 from ..simulation.directory import FinishedRun
+from . import federation
+from .parts import table
 
+Run = FinishedRun | Audit
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #1c2330; background: #fff; max-width: 1100px; margin: 2rem auto;
        padding: 0 1rem; }
@@ -21,30 +28,36 @@ td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
 _COLOURS = ("#b3261e", "#1f5fbf", "#1b6e3c", "#7b3fa0", "#8a5a00", "#00797a")
 
 
-def write_report(runs: Sequence[FinishedRun], path: str | Path, title: str = "g2uardfl report") -> Path:
+def write_report(runs: Sequence[Run], path: str | Path, title: str = "g2uardfl report") -> Path:
     """Write a page about `runs` to `path`."""
     target = Path(path)
     target.write_text(render(runs, title), encoding="utf-8")
     return target
 
 
-def render(runs: Sequence[FinishedRun], title: str) -> str:
+def render(runs: Sequence[Run], title: str) -> str:
     """The page as HTML with everything it needs inside."""
     from plotly.offline import get_plotlyjs
 
-    parts = [
-        f"<h1>{html.escape(title)}</h1>",
-        _summary_table(runs),
-        "<h2>Accuracy and attack success</h2>",
-        _figure(_curves(runs)),
-    ]
+    simulated = [run for run in runs if isinstance(run, FinishedRun)]
+    audits = [run for run in runs if isinstance(run, Audit)]
+    parts = [f"<h1>{html.escape(title)}</h1>"]
+    if simulated:
+        parts += [_summary_table(simulated), "<h2>Accuracy and attack success</h2>", _figure(_curves(simulated))]
+    if audits:
+        parts.append(federation.summary_table(audits))
+        for audit in audits:
+            parts += [f"<h2>Verdicts: {html.escape(audit.name)}</h2>", _figure(federation.decisions(audit))]
     for run in runs:
-        if any("benign_score" in verdict for record in run.rounds for verdict in record["verdicts"].values()):
+        scored = any("benign_score" in verdict for record in run.rounds for verdict in record["verdicts"].values())
+        if scored:
+            legend = "One line a client, red where the client was really malicious."
             parts += [
                 f"<h2>Benign scores: {html.escape(name_of(run))}</h2>",
-                "<p>One line a client, red where the client was really malicious.</p>",
+                f"<p>{legend if isinstance(run, FinishedRun) else 'One line a client.'}</p>",
                 _figure(_scores(run)),
             ]
+        if scored or isinstance(run, Audit):
             parts += [f"<h2>Last verdict on each client: {html.escape(name_of(run))}</h2>", _verdict_table(run)]
     return (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
@@ -54,24 +67,17 @@ def render(runs: Sequence[FinishedRun], title: str) -> str:
     )
 
 
-def name_of(run: FinishedRun) -> str:
-    """What a run is called in tables and legends: its defence, attack and task."""
+def name_of(run: Run) -> str:
+    """What a run is called in tables and legends: its defence, attack and task, or its rule and file."""
+    if isinstance(run, Audit):
+        return run.name
     return f"{run.config.defense} against {run.config.attack} on {run.config.task}"
 
 
 def _summary_table(runs: Sequence[FinishedRun]) -> str:
     head = ("run", "ACC %", "ASR %", "DS %", "precision %", "recall %", "F1 %", "rounds", "seed")
-    rows = [_row(head, "th")]
-    for run in runs:
-        numbers = [*run.figures, str(run.summary["rounds"]), str(run.summary["seed"])]
-        rows.append(_row([name_of(run), *numbers], "td"))
-    note = "Precision, recall and F1 count every refused client (malicious or held out) as flagged."
-    return f"<div class='scroll'><table>{''.join(rows)}</table></div><p>{note}</p>"
-
-
-def _row(cells: Sequence[str], tag: str) -> str:
-    first, *others = (html.escape(cell) for cell in cells)
-    return f"<tr><{tag}>{first}</{tag}>" + "".join(f"<{tag} class='number'>{cell}</{tag}>" for cell in others) + "</tr>"
+    rows = [[name_of(run), *run.figures, str(run.summary["rounds"]), str(run.summary["seed"])] for run in runs]
+    return table(head, rows, "Precision, recall and F1 count every refused client (malicious or held out) as flagged.")
 
 
 def _curves(runs: Sequence[FinishedRun]) -> Any:
@@ -100,11 +106,11 @@ def _curves(runs: Sequence[FinishedRun]) -> Any:
     return figure
 
 
-def _scores(run: FinishedRun) -> Any:
+def _scores(run: Run) -> Any:
     import plotly.graph_objects as go
 
     history: dict[str, list[tuple[int, float]]] = {}
-    attackers = run.attackers
+    attackers = _attackers(run)
     for record in run.rounds:
         for client, verdict in record["verdicts"].items():
             if "benign_score" in verdict:
@@ -127,21 +133,26 @@ def _scores(run: FinishedRun) -> Any:
     return figure
 
 
-def _verdict_table(run: FinishedRun) -> str:
-    attackers = run.attackers
+def _attackers(run: Run) -> set[str]:
+    return run.attackers if isinstance(run, FinishedRun) else set()
+
+
+def _verdict_table(run: Run) -> str:
+    attackers, known = _attackers(run), isinstance(run, FinishedRun)
     last: dict[str, tuple[int, dict[str, Any]]] = {}
     refusals: dict[str, int] = {}
     for record in run.rounds:
         for client, verdict in record["verdicts"].items():
             last[client] = (record["round"], verdict)
             refusals[client] = refusals.get(client, 0) + (verdict["decision"] in ("malicious", "held_out"))
-    rows = ["<tr><th>client</th><th>truth</th><th>round</th><th>decision</th><th>refused so far</th><th>why</th></tr>"]
+    head = ("client", *(["truth"] if known else []), "round", "decision", "refused so far", "why")
+    rows = [f"<tr>{''.join(f'<th>{name}</th>' for name in head)}</tr>"]
     for client in sorted(last, key=lambda name: (name not in attackers, name.zfill(12))):
         number, verdict = last[client]
         decision = verdict["decision"]
-        truth = "malicious" if client in attackers else "benign"
+        truth = f"<td>{'malicious' if client in attackers else 'benign'}</td>" if known else ""
         rows.append(
-            f"<tr><td>{html.escape(client)}</td><td>{truth}</td><td>{number}</td>"
+            f"<tr><td>{html.escape(client)}</td>{truth}<td>{number}</td>"
             f"<td class='{decision}'>{decision.replace('_', ' ')}</td><td>{refusals[client]}</td>"
             f"<td>{html.escape(verdict['reason'])}</td></tr>"
         )

@@ -1,8 +1,8 @@
 """Clients trained side by side in worker processes, each with one thread: the fastest way on a CPU.
 
-Weights and samples travel through shared memory: the global model is written once a round, each client's weights come
-back in a row of their own, and a client's samples are written when it is first selected. What goes through a pipe is a
-few hundred bytes per job. A worker runs the same `train_locally` as the plain loop does with one thread, so that the
+Weights and samples travel through shared memory: the global model and the samples of all jobs are written once a round,
+and each job's weights come back in a row of their own, where they stay. What goes through a pipe is a few hundred bytes
+per job. A worker runs the same `train_locally` as the plain loop does with one thread, so that the
 results are the same bit for bit, whatever the number of workers and whoever trained which client.
 """
 
@@ -17,7 +17,6 @@ import shutil
 import signal
 import threading
 import weakref
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -28,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.multiprocessing
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..errors import ConfigError, G2uardFLError
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     Pipe = connection.Connection[Any, Any]
 
 _ALIGNMENT = 64
-_CHUNK_BYTES = 32 << 20
-"""Samples of several clients share one block of this size: every block costs an open file."""
+_ROWS, _SAMPLES = "rows", "samples"
+"""What shared memory holds: the global model with the weights of all jobs, and the samples they are trained on."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _NOTHING = Samples(torch.empty(0), torch.empty(0))
 
@@ -72,29 +72,31 @@ class WorkerEngine(Engine):
             content = pickle.dumps((_without_data(task), model, self._layout))
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise ConfigError(f"task {task.name} cannot be sent to worker processes: {error}") from error
-        self._rows: tuple[int, int] | None = None
         self._crew: list[_Worker] = []
         self._finalizer = weakref.finalize(self, _end, self._crew)
         self._memory = _SharedMemory(self._crew)
-        self._shelf = _Shelf(self._memory)
         for _ in range(workers):
-            self._crew.append(_Worker.start(content))
+            self._crew.append(_Worker.start())
+        for worker in self._crew:
+            worker.send(content)
 
     def train(self, global_weights: Mapping[str, Tensor], jobs: Sequence[Job]) -> TrainedWeights:
-        """Train all clients, those with most to do first."""
+        """Train all clients, those with most to do first.
+
+        The weights lie in shared memory, which is not used again for as long as somebody holds one of them.
+        """
         if not self._finalizer.alive:
             raise G2uardFLError("the worker processes are closed: make a new engine")
         try:
-            block = self._rows_for(len(jobs))
-            self._layout.write(global_weights, self._memory.blocks[block], 0)
+            self._layout.write(global_weights, self._memory.reserve(_ROWS, (len(jobs) + 1) * self._layout.row_bytes), 0)
             orders = [
-                _Order(replace(job, samples=_NOTHING), place, block, row)
-                for row, (job, place) in enumerate(zip(jobs, self._places_of(jobs), strict=True), start=1)
+                _Order(replace(job, samples=_NOTHING), place, row)
+                for row, (job, place) in enumerate(zip(jobs, self._write_samples(jobs), strict=True), start=1)
             ]
             orders.sort(key=lambda order: _work(order.job.recipe, order.place.count))
             self._carry_out(orders)
-            rows = self._memory.blocks[block]
-            return [self._layout.read(rows, row) for row in range(1, len(jobs) + 1)]
+            rows = self._memory.lend(_ROWS)
+            return [self._layout.views(rows, row) for row in range(1, len(jobs) + 1)]
         except BaseException:
             self.close()
             raise
@@ -103,15 +105,19 @@ class WorkerEngine(Engine):
         """End all worker processes; more than once does no harm."""
         self._finalizer()
         self._memory.blocks.clear()
-        self._shelf = _Shelf(self._memory)
 
-    def _places_of(self, jobs: Sequence[Job]) -> list[_Place]:
-        """Where each job's samples lie; a client's second job in a round has a place of its own."""
-        seen: Counter[int] = Counter()
-        places = []
+    def _write_samples(self, jobs: Sequence[Job]) -> list[_Place]:
+        """Put the samples of all jobs into shared memory and say where they are."""
+        places: list[_Place] = []
+        stop = 0
         for job in jobs:
-            places.append(self._shelf.put((job.client, seen[job.client]), job.samples))
-            seen[job.client] += 1
+            places.append(_Place.of(job.samples, stop))
+            stop = places[-1].stop
+        block = self._memory.reserve(_SAMPLES, stop)
+        for job, place in zip(jobs, places, strict=True):
+            there = place.samples(block)
+            there.x.copy_(job.samples.x)
+            there.y.copy_(job.samples.y)
         return places
 
     def _carry_out(self, orders: list[_Order]) -> None:
@@ -134,32 +140,37 @@ class WorkerEngine(Engine):
                         raise G2uardFLError(f"client {order.job.client} could not be trained: {problem}")
                     idle.append(worker)
 
-    def _rows_for(self, count: int) -> int:
-        """The number of a block with one row for the global model and one per job."""
-        if self._rows is None or self._rows[1] < count:
-            if self._rows is not None:
-                del self._memory.blocks[self._rows[0]]
-            self._rows = self._memory.add((count + 1) * self._layout.row_bytes), count
-        return self._rows[0]
-
 
 class _SharedMemory:
-    """Blocks of shared memory that all workers see under the same numbers."""
+    """Blocks of shared memory that all workers see under the same names; a name means one block at a time."""
 
     def __init__(self, crew: list[_Worker]) -> None:
-        self.blocks: dict[int, Tensor] = {}
+        self.blocks: dict[str, Tensor] = {}
         self._crew = crew
-        self._next = 0
+        self._lent: dict[str, weakref.ref[NDArray[Any]]] = {}
 
-    def add(self, size: int) -> int:
-        """The number of a new block of `size` bytes."""
+    def reserve(self, name: str, size: int) -> Tensor:
+        """The block `name` with room for `size` bytes; a new one if the last is too small or partly held by others."""
+        block = self.blocks.get(name)
+        if block is not None and len(block) >= size and not self._is_held(name):
+            return block
+        size = max(size, _ALIGNMENT)
         _check_shared_memory(size)
-        block: Tensor = torch.empty(size, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
-        number, self._next = self._next, self._next + 1
-        self.blocks[number] = block
+        new: Tensor = torch.empty(size, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
+        self.blocks[name] = new
         for worker in self._crew:
-            worker.send(_Attach(number, block, frozenset(self.blocks)))
-        return number
+            worker.send(_Attach(name, new))
+        return new
+
+    def lend(self, name: str) -> Tensor:
+        """The block `name`; it is held by others as long as this tensor or a view of it exists anywhere."""
+        # A tensor's views share its memory and not its Python object; that memory keeps this array alive.
+        array = self.blocks[name].numpy()
+        self._lent[name] = weakref.ref(array)
+        return torch.from_numpy(array)
+
+    def _is_held(self, name: str) -> bool:
+        return name in self._lent and self._lent[name]() is not None
 
 
 @dataclass(frozen=True)
@@ -189,10 +200,6 @@ class _Layout:
             for name, dtype, shape, offset, size in self.entries
         }
 
-    def read(self, block: Tensor, row: int) -> dict[str, Tensor]:
-        """A copy of the weights in a row."""
-        return {name: value.clone() for name, value in self.views(block, row).items()}
-
     def write(self, weights: Mapping[str, Tensor], block: Tensor, row: int) -> None:
         """Fill a row."""
         for name, place in self.views(block, row).items():
@@ -204,87 +211,47 @@ class _Layout:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a client's samples lie: a block, the bytes in it, and type and shape of inputs and labels."""
+    """Where a job's samples lie: the first byte, and type and shape of inputs and labels."""
 
-    block: int
     start: int
-    stop: int
     dtypes: tuple[torch.dtype, torch.dtype]
     shapes: tuple[tuple[int, ...], tuple[int, ...]]
+
+    @staticmethod
+    def of(samples: Samples, start: int) -> _Place:
+        x, y = samples.x, samples.y
+        return _Place(start, (x.dtype, y.dtype), (tuple(x.shape), tuple(y.shape)))
 
     @property
     def count(self) -> int:
         return self.shapes[1][0]
 
+    @property
+    def sizes(self) -> list[int]:
+        return [
+            torch.Size(shape).numel() * dtype.itemsize for dtype, shape in zip(self.dtypes, self.shapes, strict=True)
+        ]
+
+    @property
+    def stop(self) -> int:
+        return self.start + sum(_aligned(size) for size in self.sizes)
+
     def samples(self, block: Tensor) -> Samples:
         """The samples at this place, without copying them."""
         parts = []
         offset = self.start
-        for dtype, shape in zip(self.dtypes, self.shapes, strict=True):
-            size = torch.Size(shape).numel() * dtype.itemsize
+        for dtype, shape, size in zip(self.dtypes, self.shapes, self.sizes, strict=True):
             parts.append(block[offset : offset + size].view(dtype).view(shape))
             offset += _aligned(size)
         return Samples(*parts)
 
 
-class _Shelf:
-    """The clients' samples in shared memory, each written when it is new or another object than last time."""
-
-    def __init__(self, memory: _SharedMemory) -> None:
-        self._memory = memory
-        self._kept: dict[tuple[int, int], tuple[Samples, _Place]] = {}
-        self._free: list[tuple[int, int, int]] = []
-        """Block, first byte and byte after the last of each unused space."""
-
-    def put(self, key: tuple[int, int], samples: Samples) -> _Place:
-        """The place of the samples known as `key`, which are there when this returns."""
-        if key in self._kept:
-            kept, place = self._kept[key]
-            if kept is samples:
-                return place
-            self._give_back((place.block, place.start, place.stop))
-        place = _Place(
-            *self._take(max(_aligned(samples.x.nbytes) + _aligned(samples.y.nbytes), _ALIGNMENT)),
-            dtypes=(samples.x.dtype, samples.y.dtype),
-            shapes=(tuple(samples.x.shape), tuple(samples.y.shape)),
-        )
-        there = place.samples(self._memory.blocks[place.block])
-        there.x.copy_(samples.x)
-        there.y.copy_(samples.y)
-        self._kept[key] = samples, place
-        return place
-
-    def _take(self, size: int) -> tuple[int, int, int]:
-        """The smallest space that holds `size` bytes, from a new block if need be."""
-        fitting = [space for space in self._free if space[2] - space[1] >= size]
-        if not fitting:
-            length = max(size, _CHUNK_BYTES)
-            fitting = [(self._memory.add(length), 0, length)]
-            self._free += fitting
-        space = min(fitting, key=lambda candidate: candidate[2] - candidate[1])
-        self._free.remove(space)
-        block, start, stop = space
-        if stop - start > size:
-            self._free.append((block, start + size, stop))
-        return block, start, start + size
-
-    def _give_back(self, space: tuple[int, int, int]) -> None:
-        """Make a space free, as one with those beside it."""
-        block, start, stop = space
-        for neighbour in [other for other in self._free if other[0] == block]:
-            if neighbour[2] == start or neighbour[1] == stop:
-                self._free.remove(neighbour)
-                start, stop = min(start, neighbour[1]), max(stop, neighbour[2])
-        self._free.append((block, start, stop))
-
-
 @dataclass(frozen=True)
 class _Attach:
-    """Tells a worker of a new block, and which ones are still in use."""
+    """Gives a worker a new block in place of the last one of this name."""
 
-    number: int
+    name: str
     block: Tensor
-    in_use: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -293,7 +260,6 @@ class _Order:
 
     job: Job
     place: _Place
-    rows_block: int
     row: int
 
 
@@ -305,16 +271,16 @@ class _Worker:
         self.pipe = pipe
 
     @staticmethod
-    def start(content: bytes) -> _Worker:
+    def start() -> _Worker:
         context = torch.multiprocessing.get_context("spawn")
         pipe, far_end = context.Pipe()
-        process = context.Process(target=_work_until_closed, args=(far_end, content), daemon=True)
+        process = context.Process(target=_work_until_closed, args=(far_end,), daemon=True)
         with _interrupts_blocked():
             process.start()
         far_end.close()
         return _Worker(process, pipe)
 
-    def send(self, message: _Attach | _Order) -> None:
+    def send(self, message: bytes | _Attach | _Order) -> None:
         try:
             self.pipe.send(message)
         except OSError as error:
@@ -365,36 +331,47 @@ def _interrupts_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _work_until_closed(pipe: Pipe, content: bytes) -> None:
+def _work_until_closed(pipe: Pipe) -> None:
     """What a worker process does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     _keep_freed_memory()
+    messages = _messages(pipe)
+    content = next(messages, b"")
+    if not content:
+        return
     task, model, layout = pickle.loads(content)  # noqa: S301 - written by the parent process
-    blocks: dict[int, Tensor] = {}
-    while True:
-        try:
-            message = pipe.recv()
-        except (EOFError, OSError):
-            return
+    del content  # as large as the model
+    blocks: dict[str, Tensor] = {}
+    for message in messages:
         if isinstance(message, _Attach):
-            blocks = {number: block for number, block in blocks.items() if number in message.in_use}
-            blocks[message.number] = message.block
+            blocks[message.name] = message.block
             continue
-        problem = ""
         try:
-            rows = blocks[message.rows_block]
-            job = replace(message.job, samples=message.place.samples(blocks[message.place.block]))
-            layout.write(train_locally(task, model, layout.views(rows, 0), job), rows, message.row)
-        except G2uardFLError as error:
-            problem = str(error)
-        except Exception as error:
-            problem = f"{type(error).__name__}: {error}"
-        try:
-            pipe.send(problem)
+            pipe.send(_problem_with(message, task, model, layout, blocks))
         except OSError:
             return
+
+
+def _problem_with(order: _Order, task: Task, model: nn.Module, layout: _Layout, blocks: Mapping[str, Tensor]) -> str:
+    """Carry out an order and say what went wrong; empty if nothing did."""
+    try:
+        rows = blocks[_ROWS]
+        job = replace(order.job, samples=order.place.samples(blocks[_SAMPLES]))
+        layout.write(train_locally(task, model, layout.views(rows, 0), job), rows, order.row)
+    except G2uardFLError as error:
+        return str(error)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _messages(pipe: Pipe) -> Iterator[Any]:
+    """What the main process sends, until it closes the pipe."""
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            yield pipe.recv()
 
 
 def _end_with_parent() -> None:

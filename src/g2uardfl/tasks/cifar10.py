@@ -113,9 +113,13 @@ class Cifar10(Task):
     def _read(self, files: list[str]) -> Samples:
         """The pictures and labels of some batch files, one after the other."""
         batches = [load_arrays(file, self.data_dir) for file in files]
-        images = torch.cat([_channels_first(decode_images(batch["residual"])) for batch in batches])
         labels = np.concatenate([batch["labels"] for batch in batches])
-        return Samples(images.contiguous(), torch.from_numpy(labels.astype(np.int64)))
+        counts = [len(batch["labels"]) for batch in batches]
+        images = torch.empty(len(labels), 3, 32, 32, dtype=torch.uint8)
+        # One file at a time into its place: pictures joined afterwards would be in memory three times.
+        for place, batch in zip(torch.split(images, counts), batches, strict=True):
+            place.copy_(_channels_first(decode_images(batch["residual"])))
+        return Samples(images, torch.from_numpy(labels.astype(np.int64)))
 
     def _planes(self) -> tuple[Tensor, Tensor]:
         """The attacker's pictures and the test pictures, as stored."""
