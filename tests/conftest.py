@@ -6,6 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
+
+# Models and data are tiny here, and threads that meet after every operation are slow on a busy machine. Tests of what
+# runs in parallel ask for threads themselves.
+torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -16,12 +16,14 @@ from .errors import ConfigError
 class Registry:
     """Maps names to the addresses of classes and imports them on demand.
 
-    >>> Registry("number", {"fraction": "fractions:Fraction"}).find("decimal:Decimal").__name__
+    >>> Registry("number", "numbers:Number", {"fraction": "fractions:Fraction"}).find("decimal:Decimal").__name__
     'Decimal'
     """
 
-    def __init__(self, kind: str, addresses: Mapping[str, str]) -> None:
+    def __init__(self, kind: str, base: str, addresses: Mapping[str, str]) -> None:
         self.kind = kind
+        self._base = base
+        """The address of the class that every one of them subclasses."""
         self._addresses = dict(addresses)
 
     def names(self) -> list[str]:
@@ -45,4 +47,8 @@ class Registry:
             raise ConfigError(f"{self.kind} {name!r}: module {module_name} has no {class_name}") from error
         if not isinstance(found, type):
             raise ConfigError(f"{self.kind} {name!r}: {class_name} is not a class")
+        if name not in self._addresses:
+            home, _, base = self._base.partition(":")
+            if not issubclass(found, getattr(importlib.import_module(home), base)):
+                raise ConfigError(f"{self.kind} {name!r}: {class_name} must subclass {home}.{base}")
         return found

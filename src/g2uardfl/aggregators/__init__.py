@@ -9,6 +9,7 @@ from ..registry import Registry
 
 _registry = Registry(
     "defense",
+    "g2uardfl.aggregation:Aggregator",
     {
         "fedavg": "g2uardfl.aggregators.fedavg:FedAvg",
         "g2uardfl": "g2uardfl.defense.guard:G2uardFL",

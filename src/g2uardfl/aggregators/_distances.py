@@ -2,21 +2,48 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import torch
+from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 from torch import Tensor
 
-from ..aggregation import Round
-from ..numerics import Array, in_parallel, inner_products
+from ..numerics import Array, in_parallel
 
+_CHUNK = 1 << 19
+"""How many numbers a core multiplies at a time, so that they stay close to it."""
+_GPU_CHUNK = 1 << 26
 _PIECE = 1 << 8
+"""How many numbers are summed in the precision of the model."""
 
 
-def update_products(round_: Round) -> Array:
-    """(clients x clients): the inner products of the updates, in float64."""
-    everything = slice(0, round_.layout.num_parameters)
-    products: Array = inner_products(round_.updates, round_.global_vector, [everything]).uu[0]
-    return products
+def update_products(updates: Tensor) -> Array:
+    """(clients x clients): the inner products of the updates, accumulated in float64.
+
+    >>> update_products(torch.tensor([[1.0, 2.0], [0.0, 3.0]]))
+    array([[5., 6.],
+           [6., 9.]])
+    """
+    clients, parameters = updates.shape
+    if updates.device.type != "cpu":
+        size = max(_GPU_CHUNK // clients, 1)
+        chunks = (updates[:, start : start + size].double() for start in range(0, parameters, size))
+        return np.asarray(sum((chunk @ chunk.T).cpu().numpy() for chunk in chunks))
+    rows, size = updates.numpy(), max(_CHUNK // clients, _PIECE)
+
+    def products(start: int) -> Array:
+        chunk = rows[:, start : start + size].astype(np.float64)
+        # NumPy sees that a product with oneself is symmetric, and computes one half of it.
+        return np.asarray(chunk @ chunk.T)
+
+    with _libraries().limit(limits=1, user_api="blas"):
+        return np.asarray(sum(in_parallel(products, range(0, parameters, size))))
+
+
+@cache
+def _libraries() -> ThreadpoolController:
+    return ThreadpoolController()
 
 
 def update_norms(updates: Tensor) -> Array:

@@ -48,10 +48,9 @@ class Bulyan(Aggregator):
         clients = len(round_.clients)
         malicious_clients, note = tolerable(int(self.settings.malicious_clients), clients, 4)
         wanted = clients - 2 * malicious_clients
-        selected, scores = select(squared_distances(update_products(round_)), malicious_clients, wanted)
-        chosen = round_.updates if wanted == clients else round_.updates[sorted(selected)]
-        nearest = wanted - 2 * malicious_clients
-        step = each_block(chosen, lambda block: mean_near_median(block, nearest))
+        selected, scores = select(squared_distances(update_products(round_.updates)), malicious_clients, wanted)
+        rows, nearest = sorted(selected), wanted - 2 * malicious_clients
+        step = each_block(round_.updates, lambda block: mean_near_median(block[rows], nearest))
         shares = np.zeros(clients)
         shares[selected] = 1 / wanted
         return Outcome(step, shares, _verdicts(round_, selected, scores), note)

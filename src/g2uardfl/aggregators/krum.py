@@ -41,7 +41,7 @@ class Krum(Aggregator):
     def combine(self, round_: Round) -> Outcome:
         """Take the client with the lowest score."""
         malicious_clients, note = tolerable(int(self.settings.malicious_clients), len(round_.clients), 2)
-        scores = krum_scores(squared_distances(update_products(round_)), malicious_clients)
+        scores = krum_scores(squared_distances(update_products(round_.updates)), malicious_clients)
         best = int(np.argmin(scores))
         shares = np.zeros(len(scores))
         shares[best] = 1.0

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 _registry = Registry(
     "attack",
+    "g2uardfl.attacks.base:Attack",
     {
         "none": "g2uardfl.attacks.none:NoAttack",
         "black_box": "g2uardfl.attacks.black_box:BlackBox",

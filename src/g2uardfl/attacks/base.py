@@ -57,7 +57,7 @@ class Turn:
     @property
     def replacement_factor(self) -> float:
         """By how much the members scale their updates so that, averaged by samples, they outweigh everybody else."""
-        return self.num_examples / max(1, sum(len(member.poisoned) for member in self.members))
+        return self.num_examples / max(1, sum(len(member.clean) for member in self.members))
 
 
 class Attack(ABC):

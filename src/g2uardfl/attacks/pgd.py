@@ -72,7 +72,7 @@ class PGDReplacement(PGD):
         """The scaled updates."""
         sent = {}
         for member in turn.members:
-            own = turn.num_examples / max(1, len(member.poisoned))
+            own = turn.num_examples / max(1, len(member.clean))
             factor = own if self.settings.share == "own" else turn.replacement_factor
             sent[member.client] = moved(turn.global_weights, trained[member.client], factor, self._parameters)
         return sent

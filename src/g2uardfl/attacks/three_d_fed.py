@@ -14,6 +14,7 @@ Deliberate differences from the original code, which lets every client take part
 - Decoys are sent by attackers instead of the backdoor. The original overwrites the files of honest participants.
 - A decoy is the honestly trained reference with one little-used weight of the output layer moved by `decoy_gap`; the
   original trains until the gap is there.
+- An indicator is never smaller than `indicator_floor`; the original lifts only those that are exactly 0.
 - Masks are centred once more at the end, so that they cancel exactly; attackers form groups of `group_size`, and a
   lone attacker wears no mask.
 - The loss is 0.6 of the mean loss over own and triggered samples (PDR of them) and 0.4 ‖w - G‖, for `epoch_factor`
@@ -73,7 +74,7 @@ class ThreeDFedSettings:
     clipped_below: float = number(0.8, 0, 1)
     """Feedback up to this share of the largest means clipped."""
     indicator_floor: float = number(1e-2, 0, 1e3)
-    """What an indicator is set to where training left the weight exactly alone."""
+    """The least size of an indicator, so that it stands out from what training does to a weight."""
     group_size: int = number(2, 2, 1000)
     """How many attackers share masks that cancel."""
     masked_classes: int = number(8, 0, 10**9)
@@ -192,7 +193,7 @@ class ThreeDFed(Attack):
         elif len(alphas) == len(groups):
             self.alpha_range = (alphas[0], alphas[-1])
         else:
-            self.alpha_range = (alphas[0], alphas[0] + 0.1)
+            self.alpha_range = (alphas[0], max(alphas[0], min(alphas[0] + 0.1, 0.99)))
 
     def recipe(self, honest: Recipe) -> Recipe:
         """How the backdoor is trained."""
@@ -323,7 +324,8 @@ class ThreeDFed(Attack):
         """Blow up one weight's change."""
         change = update[self._indicator_layer].view(-1)
         grown = self.settings.kappa * change[place]
-        change[place] = grown if float(grown) != 0 else self.settings.indicator_floor
+        least = grown.new_tensor(self.settings.indicator_floor)
+        change[place] = torch.copysign(torch.maximum(grown.abs(), least), grown)
 
     def _remember(
         self, turn: Turn, places: Tensor, updates: list[dict[str, Tensor]], group: Tensor, alphas: Tensor

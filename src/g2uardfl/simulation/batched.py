@@ -383,7 +383,7 @@ class _Cohort:
 def _positive_norm(rows: Tensor) -> Tensor:
     """The length of each row; a tiny number where it is 0, so that one can divide by it."""
     norm: Tensor = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
-    return norm.clamp(min=torch.finfo(rows.dtype).tiny)
+    return norm.clamp(min=torch.finfo(rows.dtype).tiny ** 0.5)
 
 
 @contextmanager

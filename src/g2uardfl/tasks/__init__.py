@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 _registry = Registry(
     "task",
+    "g2uardfl.tasks.base:Task",
     {
         "digits": "g2uardfl.tasks.digits:Digits",
         "mnist": "g2uardfl.tasks.mnist:Mnist",

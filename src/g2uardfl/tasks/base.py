@@ -6,6 +6,7 @@ A third party's task subclasses `Task` in its own module and is used as `--task 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -38,6 +39,37 @@ class Samples:
     def to(self, device: torch.device | str) -> Samples:
         """The same samples on `device`."""
         return Samples(self.x.to(device), self.y.to(device))
+
+
+class DividedSamples:
+    """Samples divided among clients; a share is taken out when it is asked for, so that the data is in memory once.
+
+    Parameters
+    ----------
+    whole
+        All samples.
+    shares
+        For each client the indices of its samples, on the device of `whole`.
+
+    Examples
+    --------
+    >>> whole = Samples(torch.tensor([5, 6, 7]), torch.tensor([0, 1, 0]))
+    >>> DividedSamples(whole, [torch.tensor([1]), torch.tensor([0, 2])])[1].x
+    tensor([5, 7])
+    """
+
+    def __init__(self, whole: Samples, shares: Sequence[Tensor]) -> None:
+        self.whole = whole
+        self.shares = shares
+
+    def __len__(self) -> int:
+        return len(self.shares)
+
+    def __getitem__(self, client: int) -> Samples:
+        return self.whole.take(self.shares[client])
+
+    def __iter__(self) -> Iterator[Samples]:
+        return (self[client] for client in range(len(self)))
 
 
 def concatenate(first: Samples, second: Samples) -> Samples:

@@ -1,0 +1,1 @@
+"""A guarded Flower federation with TLS and authenticated SuperNodes."""

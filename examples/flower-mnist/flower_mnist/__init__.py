@@ -1,0 +1,1 @@
+"""A Flower federation under attack, without and with the guard."""

@@ -1,0 +1,75 @@
+"""The same federation under the same attack, once for each rule, and what came of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from flwr.app import ArrayRecord, Context, Message, MetricRecord
+from flwr.serverapp import Grid, ServerApp
+
+from g2uardfl.flower import AggregatorStrategy, Audit
+from g2uardfl.report.page import write_report
+
+from .attack import TARGET, trigger
+from .task import load_task, share_called
+
+app = ServerApp()
+FEWEST_NODES = 4
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run every rule in turn and print accuracy and attack success."""
+    nodes = len(list(grid.get_node_ids()))
+    if nodes < FEWEST_NODES:
+        raise ValueError(
+            f"{nodes} SuperNodes are too few for this exercise: flwr run . --stream --federation-config "
+            '"num-supernodes=12 client-resources-num-cpus=1"'
+        )
+    rules = str(context.run_config["rules"]).split()
+    results = {rule: federate(rule, grid, context, nodes) for rule in rules}
+    print(f"\n{'rule':<12}{'ACC %':>8}{'ASR %':>8}   after {context.run_config['rounds']} rounds")
+    for rule, scores in results.items():
+        print(f"{rule:<12}{100 * scores['acc']:>8.1f}{100 * scores['asr']:>8.1f}")
+
+
+def federate(rule: str, grid: Grid, context: Context, nodes: int) -> MetricRecord:
+    """One federation with one rule; its last ACC and ASR."""
+    settings = context.run_config
+    task, seed, rounds = load_task(str(settings["task"])), int(settings["seed"]), int(settings["rounds"])
+    torch.manual_seed(seed)
+    model = task.build_model()
+    others = task.test.y != TARGET
+    triggered = trigger(task.test.x[others])
+
+    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        model.load_state_dict(arrays.to_torch_state_dict())
+        return MetricRecord(
+            {
+                "acc": share_called(task, model, task.test.x, task.test.y),
+                "asr": share_called(task, model, triggered, torch.full((len(triggered),), TARGET)),
+            }
+        )
+
+    out = Path(str(settings["out"]))
+    out.mkdir(parents=True, exist_ok=True)
+    audit = out / f"{rule.replace(':', '-')}.jsonl"
+    audit.unlink(missing_ok=True)
+    strategy = AggregatorStrategy(
+        rule,
+        fraction_evaluate=0.0,
+        min_train_nodes=nodes,
+        min_available_nodes=nodes,
+        min_replies=FEWEST_NODES,
+        identity=partition_of,
+        audit_path=audit,
+    )
+    result = strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=rounds, evaluate_fn=evaluate)
+    print(f"{rule}: report in {write_report([Audit(audit)], audit.with_suffix('.html')).resolve()}")
+    return result.evaluate_metrics_serverapp[rounds]
+
+
+def partition_of(reply: Message) -> int:
+    """The client's own word for who it is: good enough for an exercise, an invitation to lie in a real federation."""
+    return int(reply.content["who"]["client"])

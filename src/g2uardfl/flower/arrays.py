@@ -1,0 +1,124 @@
+"""Models as they travel in Flower: an `ArrayRecord` of NumPy files, read without trusting whoever wrote them.
+
+NumPy has no bfloat16. Here such an array is called "bfloat16" in its `dtype` and carries its two-byte numbers as
+opaque ones (`V2`), which is also what NumPy writes for the bfloat16 of JAX. `array_record` and `state_dict` do that
+for torch models of any dtype.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Mapping
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord
+from torch import Tensor
+
+from ..weights import BadWeightsError, as_tensor
+
+_NUMPY = "numpy.ndarray"
+_BFLOAT16 = "bfloat16"
+_OPAQUE = np.dtype("V2")
+_LARGEST = 2**40
+"""Beyond this no dimension is real; an empty array can claim any."""
+_FLOATS = {np.dtype(np.float16): torch.float16, np.dtype(np.float32): torch.float32, np.dtype(float): torch.float64}
+
+
+class RecordWeights(Mapping[str, Tensor]):
+    """An `ArrayRecord` as weights. An array is decoded when it is looked up, and floats are never copied.
+
+    Looking up an array that cannot be read raises `BadWeightsError`, which costs its sender the round.
+    """
+
+    def __init__(self, record: ArrayRecord) -> None:
+        self._record = record
+
+    def __getitem__(self, name: str) -> Tensor:
+        return decode(self._record[name])
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._record
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._record)
+
+    def __len__(self) -> int:
+        return len(self._record)
+
+
+def decode(array: Array) -> Tensor:
+    """What an `Array` holds, floats as a tensor over the very bytes received; nobody may write to it.
+
+    The header must account for every byte that came, so a few bytes that claim to be a huge array cost nothing.
+    """
+    if array.stype != _NUMPY:
+        raise BadWeightsError(f"is stored as {array.stype[:40]!r}, not as {_NUMPY!r}")
+    dtype, shape, fortran, start = _header(array.data)
+    kind = torch.bfloat16 if array.dtype == _BFLOAT16 and dtype.itemsize == 2 else _FLOATS.get(dtype)
+    if dtype.kind not in "fiub" and not (kind is torch.bfloat16 and dtype == _OPAQUE):
+        raise BadWeightsError(f"is an array of {str(dtype)[:40]}")
+    count = math.prod(shape)
+    if not all(0 <= size < _LARGEST for size in shape) or count * dtype.itemsize != len(array.data) - start:
+        raise BadWeightsError("is damaged: its size is not what its header says")
+    if count and kind is not None and start % dtype.itemsize == 0:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The given buffer is not writable")
+            flat = torch.frombuffer(array.data, dtype=kind, count=count, offset=start)
+    else:
+        copied = np.frombuffer(bytearray(array.data[start:]), dtype) if count else np.empty(0, dtype)
+        flat = as_tensor(copied) if kind is not torch.bfloat16 else torch.from_numpy(copied.view(np.int16)).view(kind)
+    return flat.reshape(shape[::-1]).permute(*range(len(shape))[::-1]) if fortran else flat.reshape(shape)
+
+
+def encode(value: Tensor, like: Array) -> Array:
+    """An `Array` of `value` in the dtype of `like`."""
+    stored_as = _header(like.data)[0]
+    if value.dtype == torch.bfloat16:
+        return _bfloat16(value, stored_as)
+    return Array(value.cpu().numpy().astype(stored_as, copy=False))
+
+
+def array_record(weights: Mapping[str, Any]) -> ArrayRecord:
+    """A model as an `ArrayRecord`, whatever its dtypes.
+
+    Flower's own `ArrayRecord(model.state_dict())` refuses bfloat16; for other dtypes the two are the same.
+
+    >>> record = array_record({"w": torch.ones(2, dtype=torch.bfloat16)})
+    >>> record["w"].dtype, state_dict(record)["w"]
+    ('bfloat16', tensor([1., 1.], dtype=torch.bfloat16))
+    """
+    return ArrayRecord({name: _encode_any(value) for name, value in weights.items()})
+
+
+def state_dict(record: ArrayRecord) -> dict[str, Tensor]:
+    """The tensors of an `ArrayRecord`, ready for `load_state_dict`; the other half of `array_record`."""
+    return {name: decode(array).clone() for name, array in record.items()}
+
+
+def _encode_any(value: Any) -> Array:
+    if not isinstance(value, Tensor):
+        return Array(np.asarray(value))
+    value = value.detach().cpu()
+    return _bfloat16(value, _OPAQUE) if value.dtype == torch.bfloat16 else Array(value.numpy())
+
+
+def _bfloat16(value: Tensor, stored_as: np.dtype[Any]) -> Array:
+    file = BytesIO()
+    np.save(file, value.contiguous().view(torch.int16).numpy().view(stored_as), allow_pickle=False)
+    return Array(_BFLOAT16, tuple(value.shape), _NUMPY, file.getvalue())
+
+
+def _header(data: bytes) -> tuple[np.dtype[Any], tuple[int, ...], bool, int]:
+    """Dtype, shape, whether columns come first, and where the numbers start."""
+    file = BytesIO(data)
+    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    try:
+        shape, fortran, dtype = readers[np.lib.format.read_magic(file)](file)
+    except Exception as error:
+        # A header is a Python literal that a stranger wrote: there is no end to what parsing it can raise.
+        raise BadWeightsError("is not a NumPy file") from error
+    return dtype, shape, fortran, file.tell()
