@@ -276,3 +276,19 @@ def test_no_process_outlives_the_main_one(tmp_path, sent):
     if sent == signal.SIGINT:
         assert errors.count("Traceback") == 1
         assert errors.rstrip().endswith("KeyboardInterrupt")
+
+
+def test_memory_is_used_again_once_nobody_holds_the_weights(engine, weights, jobs):
+    def address(trained):
+        return trained[0]["0.weight"].data_ptr()
+
+    first = engine.train(weights, jobs)
+    second = engine.train(weights, jobs)
+    assert address(second) != address(first)
+    one_value, before = second[4]["8.bias"][1:], address(second)
+    del second
+    third = engine.train(weights, jobs)
+    assert address(third) != before
+    before = address(third)
+    del one_value, third
+    assert address(engine.train(weights, jobs)) == before

@@ -17,7 +17,7 @@ from ..aggregation import ClientId, Verdict
 from ..aggregators.context import NeedsServer
 from ..attacks.base import Member, Turn
 from ..errors import ConfigError
-from ..tasks.base import Samples
+from ..tasks.base import DividedSamples, Samples
 from .checkpoint import Checkpoint
 from .config import RunConfig
 from .engine import Engine, make_engine
@@ -147,8 +147,8 @@ class Simulation:
             task.natural_groups() if config.partition == "natural" else None,
             config.partition,
         )
-        train = task.train.to(self.device)
-        self._data = [train.take(torch.from_numpy(indices).to(self.device)) for indices in shares]
+        own = [torch.from_numpy(indices).to(self.device) for indices in shares]
+        self._data = DividedSamples(task.train.to(self.device), own)
         self._poisoned: dict[int, Samples] = {}
         self._test, self._backdoor = task.test, self.attack.backdoor_test().to(self.device)
         if isinstance(self.defense, NeedsServer):
