@@ -52,7 +52,7 @@ class MnistPart(Mnist):
 
 @pytest.fixture(scope="module", autouse=True)
 def converged_starts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Starts are trained once for all tests of a session."""
+    """Starts are trained once and kept for all tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("G2UARDFL_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
         yield

@@ -185,7 +185,7 @@ def test_it_is_found_by_its_address_and_short():
 
 @ENGINES
 def test_it_plants_its_backdoor_on_every_engine(run, engine):
-    simulation = run("their_package.mirrored:Mirrored", engine, rounds=6)
+    simulation = run("their_package.mirrored:Mirrored", engine, rounds=4)
     start, end = simulation.start_scores, simulation.records[-1]
     assert start["asr"] < 0.2
     assert max(record["asr"] for record in simulation.records) > start["asr"] + 0.5
@@ -213,7 +213,7 @@ def test_two_groups_plant_two_backdoors_at_once_on_every_engine(run, engine):
 
 
 @pytest.mark.parametrize(
-    ("address", "changes"), [("mirrored:Mirrored", {"rounds": 6}), ("two_backdoors:TwoBackdoors", EVERYBODY)]
+    ("address", "changes"), [("mirrored:Mirrored", {"rounds": 4}), ("two_backdoors:TwoBackdoors", EVERYBODY)]
 )
 def test_worker_processes_end_with_the_loops_weights_bit_for_bit(run, address, changes):
     loop, workers = (run(f"their_package.{address}", engine, **changes) for engine in ("loop", "workers"))
@@ -275,7 +275,7 @@ def test_its_settings_are_checked_and_its_memory_is_resumed():
         attacks.create(name, every=0)
     with pytest.raises(ConfigError, match="did you mean every"):
         attacks.create(name, evry=3)
-    config = {"rounds": 6, "start": "scratch", "attack_settings": {"every": 3}, "per_round": 20}
+    config = {"rounds": 6, "start": "scratch", "attack_settings": {"every": 3}, "per_round": 20, "local_steps": 1}
     whole = simulate(name, **config)
     assert [bool(record["attacking"]) for record in whole.records] == [False, False, True, False, False, True]
     cut = Simulation(whole.config)
