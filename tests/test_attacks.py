@@ -661,3 +661,10 @@ def test_on_the_command_line_that_is_one_line_and_status_2():
     assert found.returncode == 2
     assert found.stderr.count("\n") == 1
     assert "draws on pictures" in found.stderr
+
+
+def test_a_whole_number_may_be_written_as_a_decimal():
+    assert attacks.create("dba", size=2.0).settings.size == 2
+    assert isinstance(attacks.create("dba", size=2.0).settings.size, int)
+    with pytest.raises(ConfigError, match=r"size=2\.5"):
+        attacks.create("dba", size=2.5)

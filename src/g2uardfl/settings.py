@@ -51,9 +51,15 @@ def build(kind: type[Settings], values: Mapping[str, Any]) -> Settings:
             known_ones = f"known are {', '.join(known)}" if known else "there are none"
             hint = f"did you mean {' or '.join(close)}?" if close else known_ones
             raise ConfigError(f"unknown setting {name!r}: {hint}")
-    settings = kind(**values)
-    check(settings)
-    return settings
+    check(kind(**values))
+    return kind(**{name: _whole(kind, name, value) for name, value in values.items()})
+
+
+def _whole(kind: type[Any], name: str, value: Any) -> Any:
+    """2.0 as 2 where a whole number is asked for."""
+    default = next(item.default for item in dataclasses.fields(kind) if item.name == name)
+    whole = isinstance(default, int) and not isinstance(default, bool)
+    return int(value) if whole and isinstance(value, float) else value
 
 
 def _problem(item: dataclasses.Field[Any], value: Any) -> str | None:

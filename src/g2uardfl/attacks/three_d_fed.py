@@ -1,6 +1,6 @@
 """3DFed (Li et al. 2023): a covert backdoor that learns from round to round how the server treats it.
 
-One attacker trains the backdoor for all. Each sends it with a noise mask (the masks cancel in the average) and with an
+One attacker trains the backdoor for all. Each sends it with a noise mask (the masks of a group sum to 0) and with an
 indicator, one weight that hardly matters, blown up by κ; the next global model tells from it whether the update was
 accepted, clipped or refused. Where everything was refused, some attackers send decoys instead, models that are far off
 in one weight, to draw the defence's attention. How strong the masks are is tuned by the same feedback.
@@ -17,6 +17,9 @@ Deliberate differences from the original code, which lets every client take part
 - An indicator is never smaller than `indicator_floor`; the original lifts only those that are exactly 0.
 - Masks are centred once more at the end, so that they cancel exactly; attackers form groups of `group_size`, and a
   lone attacker wears no mask.
+- All groups mask the same classes, and no biases; the masks' multiplier starts at 0. α is drawn between the smallest
+  and the largest of the accepted groups'. A server found to add noise leaves the number of decoys as it is. Attackers
+  who add noise themselves (`model_obfuscation`) drown their own indicators and take it for the server's.
 - The loss is 0.6 of the mean loss over own and triggered samples (PDR of them) and 0.4 ‖w - G‖, for `epoch_factor`
   times the honest epochs.
 - Running statistics are sent as trained. No layer is known by name: indicators sit in the last convolution, masks in
