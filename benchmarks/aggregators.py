@@ -156,6 +156,7 @@ def ours(address: str, malicious: int, matrix: np.ndarray) -> tuple[Contestant, 
     round_ = Round(
         ModelLayout.of(model), torch.from_numpy(start), tuple(sent), torch.from_numpy(matrix), np.ones(len(matrix))
     )
+    rule.accept_layout(round_.layout)
     keeps = 1.0 if rule.name == "g2uardfl" else 0.0
     return (
         Contestant(lambda: partial(rule.combine, round_), 0.5 + keeps),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,16 @@ import torch
 
 # Models and data are tiny here, and threads that meet after every operation are slow on a busy machine. Tests of what
 # runs in parallel ask for threads themselves.
+ALL_THREADS = torch.get_num_threads()
 torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def all_threads() -> Iterator[None]:
+    """As many threads as a process of its own has: with another number, sums differ in their last digits."""
+    torch.set_num_threads(ALL_THREADS)
+    yield
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -85,6 +85,17 @@ def test_replies_are_waited_for_until_the_time_is_up(monkeypatch):
     assert wire.pulls == 1 + 4, "the node that answered is not asked again, the other one every three seconds"
 
 
+def test_what_the_superlink_did_not_take_is_not_waited_for(monkeypatch):
+    class Full(Wire):
+        def push_messages(self, messages):
+            return super().push_messages(messages)[:1]
+
+    monkeypatch.setattr(grids.time, "sleep", lambda seconds: pytest.fail("there is nothing to wait for"))
+    messages = [Message(RecordDict(), node, "train") for node in (1, 2)]
+    replies = CarefulGrid(Full({1: sends(odd_mlp()), 2: lambda message: None})).send_and_receive(messages)
+    assert [reply.metadata.src_node_id for reply in replies] == [1]
+
+
 def test_a_lost_connection_is_not_taken_for_a_bad_reply():
     class Broken(Wire):
         def pull_messages(self, message_ids):

@@ -32,7 +32,7 @@ ARGUMENTS = [
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def whole(all_threads, tmp_path_factory):
     """The run that nobody disturbed."""
     path = tmp_path_factory.mktemp("whole") / "run"
     Simulation(CONFIG).run([RunDirectory(path)])

@@ -72,8 +72,8 @@ class CarefulGrid(Grid):
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Send, and wait for every reply or until the time is up; what cannot be decoded becomes an error reply."""
         sent = list(messages)
-        self._grid.push_messages(sent)
-        waiting = {message.metadata.message_id: message for message in sent if message.metadata.message_id}
+        taken = set(self._grid.push_messages(sent))
+        waiting = {message.metadata.message_id: message for message in sent if message.metadata.message_id in taken}
         end = time.monotonic() + (float("inf") if timeout is None else timeout)
         replies: list[Message] = []
         while waiting and time.monotonic() < end:
