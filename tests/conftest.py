@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 
@@ -13,6 +14,11 @@ import torch
 # runs in parallel ask for threads themselves.
 ALL_THREADS = torch.get_num_threads()
 torch.set_num_threads(1)
+
+# The same examples in every run, so that a change is judged by itself; HYPOTHESIS_PROFILE=explore looks for new ones.
+hypothesis.settings.register_profile("repeatable", derandomize=True)
+hypothesis.settings.register_profile("explore", derandomize=False)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
 @pytest.fixture(scope="module")

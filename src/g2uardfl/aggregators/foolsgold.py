@@ -17,7 +17,7 @@ from ..state_files import SavedState
 from ..weights import ModelLayout
 
 _SAME = 1e-10
-"""Cosines that differ from 1 by less than this differ by rounding."""
+"""Cosines and weights that differ from 1 by less than this differ by rounding."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def learning_rates(similarities: Array, confidence: float = 1.0) -> Array:
     if not alphas.any():
         return alphas
     alphas /= alphas.max()
-    alphas[alphas == 1.0] = 0.99
+    alphas[alphas > 1.0 - _SAME] = 0.99
     with np.errstate(divide="ignore"):
         stretched: Array = np.clip(confidence * (np.log(alphas / (1.0 - alphas)) + 0.5), 0.0, 1.0)
     return stretched
