@@ -160,7 +160,7 @@ class Simulation:
         config, root = self.config, Samples(self.task.test.x[:0], self.task.test.y[:0])
         if defense.takes_root_data:
             root, self._test = split_root(self.task.test, config.seed)
-        usual = round(statistics.fmean(len(samples) for samples in self._data))
+        usual = round(statistics.fmean(self._data.count(client) for client in range(config.clients)))
 
         def recipe(number: int) -> Recipe:
             return for_as_many_steps(self._recipe(number + config.defend_from - 1), usual)
@@ -193,7 +193,7 @@ class Simulation:
 
         began = time.perf_counter()
         rule = self.defense if round_number >= self.config.defend_from else self.average
-        result = rule.aggregate(self.weights, sent, {client: len(self._data[client]) for client in selected})
+        result = rule.aggregate(self.weights, sent, {client: self._data.count(client) for client in selected})
         self.weights = result.weights
         self._wait_for_device()
         clock.defend = time.perf_counter() - began
@@ -233,7 +233,7 @@ class Simulation:
             for client in malicious
         )
         generator = torch_generator(self.schedule.attack_seed(round_number))
-        examples = sum(len(self._data[client]) for client in selected)
+        examples = sum(self._data.count(client) for client in selected)
         turn = Turn(round_number, self.weights, members, examples, generator)
         if not members:
             return turn

@@ -6,7 +6,7 @@ A third party's task subclasses `Task` in its own module and is used as `--task 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -54,22 +54,21 @@ class DividedSamples:
     Examples
     --------
     >>> whole = Samples(torch.tensor([5, 6, 7]), torch.tensor([0, 1, 0]))
-    >>> DividedSamples(whole, [torch.tensor([1]), torch.tensor([0, 2])])[1].x
-    tensor([5, 7])
+    >>> divided = DividedSamples(whole, [torch.tensor([1]), torch.tensor([0, 2])])
+    >>> divided[1].x, divided.count(1)
+    (tensor([5, 7]), 2)
     """
 
     def __init__(self, whole: Samples, shares: Sequence[Tensor]) -> None:
         self.whole = whole
         self.shares = shares
 
-    def __len__(self) -> int:
-        return len(self.shares)
-
     def __getitem__(self, client: int) -> Samples:
         return self.whole.take(self.shares[client])
 
-    def __iter__(self) -> Iterator[Samples]:
-        return (self[client] for client in range(len(self)))
+    def count(self, client: int) -> int:
+        """How many samples a client has."""
+        return len(self.shares[client])
 
 
 def concatenate(first: Samples, second: Samples) -> Samples:
