@@ -74,7 +74,7 @@ def vectors_of(kind, seed, clients, size):
     size=st.integers(1, 6),
     kappa=st.sampled_from([0.1, 1.0, 3.0]),
 )
-@example(kind="random", seed=1, clients=5, size=5, kappa=0.1)  # two clients equally original, one of them up to rounding
+@example(kind="random", seed=1, clients=5, size=5, kappa=0.1)  # two equally original up to rounding
 def test_a_round_is_that_of_the_published_algorithm_divided_by_the_number_of_clients(kind, seed, clients, size, kappa):
     vectors = vectors_of(kind, seed, clients, size)
     model, sent = one_layer(vectors)
