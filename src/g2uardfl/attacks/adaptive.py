@@ -20,7 +20,7 @@ from ..simulation.training import Job, Recipe
 from ..state_files import SavedState
 from ..tasks.base import Samples, Task
 from . import create
-from .base import Attack, Member, Model, Turn, parameter_names
+from .base import Attack, Member, Model, Turn
 
 
 class Wrapper(Attack):
@@ -130,11 +130,6 @@ class ModelObfuscation(Wrapper):
     summary = "wrapper: attackers add Gaussian noise to what they send"
     Settings = ModelObfuscationSettings
 
-    def enlist(self, task: Task, team: Sequence[int]) -> None:
-        """Note which entries of the model are parameters."""
-        super().enlist(task, team)
-        self._parameters = parameter_names(task)
-
     def submissions(self, turn: Turn, trained: Mapping[Hashable, Model]) -> Mapping[int, Model]:
         """The inner attack's models with noise."""
         sent = self.inner.submissions(turn, trained)
@@ -143,7 +138,7 @@ class ModelObfuscation(Wrapper):
     def _noisy(self, weights: Model, generator: torch.Generator) -> dict[str, torch.Tensor]:
         return {
             name: value + self.settings.noise * torch.randn(value.shape, generator=generator).to(value)
-            if name in self._parameters
+            if name in self.parameters
             else value
             for name, value in weights.items()
         }

@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, TypeAlias
 
 import torch
@@ -83,6 +84,11 @@ class Attack(ABC):
     def enlist(self, task: Task, team: Sequence[int]) -> None:
         """Called once before the first round; an attack that cannot work on the task raises `ConfigError` here."""
         self.task, self.team = task, tuple(sorted(team))
+
+    @cached_property
+    def parameters(self) -> frozenset[str]:
+        """The names of what the task's model learns."""
+        return parameter_names(self.task)
 
     def backdoor_test(self) -> Samples:
         """The backdoored inputs, with the label the attacker wants, on which ASR is measured."""

@@ -16,13 +16,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 from ..settings import number
 from ..simulation.training import Recipe
-from ..tasks.base import Task
-from .base import Model, Turn, moved, parameter_names
+from .base import Model, Turn, moved
 from .black_box import BlackBox
 
 
@@ -47,11 +46,6 @@ class ConstrainAndScale(BlackBox):
     summary = "a loss that stays near the global model, then scaled to replace the average"
     Settings = ConstrainAndScaleSettings
 
-    def enlist(self, task: Task, team: Sequence[int]) -> None:
-        """Note which entries of the model are parameters."""
-        super().enlist(task, team)
-        self._parameters = parameter_names(task)
-
     def recipe(self, honest: Recipe) -> Recipe:
         """The constrained loss."""
         settings = self.settings
@@ -66,6 +60,6 @@ class ConstrainAndScale(BlackBox):
         """The scaled updates."""
         factor = self.settings.scale or turn.replacement_factor
         return {
-            member.client: moved(turn.global_weights, trained[member.client], factor, self._parameters)
+            member.client: moved(turn.global_weights, trained[member.client], factor, self.parameters)
             for member in turn.members
         }

@@ -18,13 +18,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 from ..settings import choice, number
 from ..simulation.training import Recipe
-from ..tasks.base import Task
-from .base import Model, Turn, moved, parameter_names
+from .base import Model, Turn, moved
 from .black_box import BlackBox
 
 
@@ -63,16 +62,11 @@ class PGDReplacement(PGD):
     summary = "PGD, then scaled to replace the average"
     Settings = ReplacementSettings
 
-    def enlist(self, task: Task, team: Sequence[int]) -> None:
-        """Note which entries of the model are parameters."""
-        super().enlist(task, team)
-        self._parameters = parameter_names(task)
-
     def submissions(self, turn: Turn, trained: Mapping[Hashable, Model]) -> Mapping[int, Model]:
         """The scaled updates."""
         sent = {}
         for member in turn.members:
             own = turn.num_examples / max(1, len(member.clean))
             factor = own if self.settings.share == "own" else turn.replacement_factor
-            sent[member.client] = moved(turn.global_weights, trained[member.client], factor, self._parameters)
+            sent[member.client] = moved(turn.global_weights, trained[member.client], factor, self.parameters)
         return sent
