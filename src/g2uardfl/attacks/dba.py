@@ -17,15 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
-import torch
+from torch import Tensor
 
 from ..errors import ConfigError
 from ..settings import number
 from ..simulation.training import Recipe
-from ..tasks.base import Pixels, Samples, Task
-from .base import Attack, mix_trigger
+from ..tasks.base import Task
+from .trigger import TriggerAttack
 
 BARS = 4
 
@@ -46,7 +45,7 @@ class DBASettings:
     """How many times as many epochs as honest clients."""
 
 
-class DBA(Attack):
+class DBA(TriggerAttack):
     """Each attacker trains on own pictures, a share `pdr` of them with its bar and the target label."""
 
     name = "dba"
@@ -54,45 +53,23 @@ class DBA(Attack):
     Settings = DBASettings
 
     def enlist(self, task: Task, team: Sequence[int]) -> None:
-        """Place the bars; a task without pictures is refused."""
+        """Place the bars, where they fit."""
         super().enlist(task, team)
-        self._pixels = _pixels_of(task)
         given = (self.settings.size, self.settings.gap, self.settings.shift)
-        self._trigger = tuple(own if own >= 0 else usual for own, usual in zip(given, self._pixels.dba, strict=True))
+        self._trigger = tuple(own if own >= 0 else usual for own, usual in zip(given, self.pixels.dba, strict=True))
         height, width = task.train.x.shape[-2:]
         size, gap, shift = self._trigger
         if shift + 2 * size + gap > width or shift + 2 + gap > height or size < 1:
             raise ConfigError(f"dba: bars of size {size}, gap {gap}, shift {shift} do not fit {height}x{width} pixels")
-        if not 0 <= self.settings.target < task.num_classes:
-            raise ConfigError(f"dba: target={self.settings.target} is no label of task {task.name}")
 
-    def training_data(self, client: int, clean: Samples, pdr: float, generator: torch.Generator) -> Samples:
-        """Own pictures, some with the client's bar."""
-        bar = self.team.index(client) % BARS
-        return mix_trigger(clean, pdr, generator, partial(self._triggered, bars=(bar,)))
+    def draw(self, pictures: Tensor, client: int | None) -> None:
+        """One bar for a client; all four are the trigger."""
+        size, gap, shift = self._trigger
+        for bar in range(BARS) if client is None else (self.team.index(client) % BARS,):
+            row = shift + (1 + gap) * (bar // 2)
+            column = shift + (size + gap) * (bar % 2)
+            pictures[..., row, column : column + size] = self.pixels.white
 
     def recipe(self, honest: Recipe) -> Recipe:
         """Longer training: a bar alone is a faint trigger, and augmentation crops some of it away."""
         return honest.longer(self.settings.epoch_factor)
-
-    def backdoor_test(self) -> Samples:
-        """Test pictures of the other classes with all four bars."""
-        test = self.task.test
-        others = test.take(torch.nonzero(test.y != self.settings.target).flatten())
-        return self._triggered(others, bars=range(BARS))
-
-    def _triggered(self, samples: Samples, bars: Sequence[int]) -> Samples:
-        """The samples with some of the bars, labelled with the target."""
-        size, gap, shift = self._trigger
-        x = samples.x.clone()
-        for bar in bars:
-            row = shift + (1 + gap) * (bar // 2)
-            column = shift + (size + gap) * (bar % 2)
-            x[..., row, column : column + size] = self._pixels.white
-        return Samples(x, torch.full_like(samples.y, self.settings.target))
-
-
-def _pixels_of(task: Task) -> Pixels:
-    if task.pixels is None:
-        raise ConfigError(f"attack dba draws on pictures, which task {task.name} has not: choose another attack")
-    return task.pixels

@@ -45,7 +45,8 @@ from ..settings import number
 from ..simulation.training import Job, Recipe
 from ..state_files import SavedState
 from ..tasks.base import Samples, Task
-from .base import Attack, Member, Model, Turn, mix_trigger
+from .base import Member, Model, Turn
+from .trigger import TriggerAttack
 
 PATTERN = ("#.#", " # ", "  .", " # ", "#.#")
 """The trigger: # is white, . is black, and blanks leave the picture as it is."""
@@ -115,7 +116,7 @@ class _Indicators:
         return (layer.detach().cpu().double().flatten()[self.places] - self.before) / self.planted
 
 
-class ThreeDFed(Attack):
+class ThreeDFed(TriggerAttack):
     """One backdoor for all attackers, with masks that cancel, indicators that report back, and decoys."""
 
     name = "three_d_fed"
@@ -132,13 +133,8 @@ class ThreeDFed(Attack):
         self._planted: _Indicators | None = None
 
     def enlist(self, task: Task, team: Sequence[int]) -> None:
-        """Find the layers to work in; a task without pictures, convolution or linear output is refused."""
+        """Find the layers to work in; a model without convolution or linear output is refused."""
         super().enlist(task, team)
-        if task.pixels is None:
-            raise ConfigError(f"attack {self.name} draws on pictures, which task {task.name} has not: choose another")
-        if not 0 <= self.settings.target < task.num_classes:
-            raise ConfigError(f"{self.name}: target={self.settings.target} is no label of task {task.name}")
-        self._white = task.pixels.white
         self._model = task.build_model().eval()
         modules = dict(self._model.named_modules())
         convolutions = [name for name, module in modules.items() if isinstance(module, nn.Conv2d)]
@@ -153,24 +149,14 @@ class ThreeDFed(Attack):
         self._output_weight, self._output_bias = f"{outputs[-1]}.weight", f"{outputs[-1]}.bias"
         self._parameters = [name for name, _ in self._model.named_parameters()]
 
-    def training_data(self, client: int, clean: Samples, pdr: float, generator: torch.Generator) -> Samples:
-        """Own pictures, some with the pattern and the target label."""
-        return mix_trigger(clean, pdr, generator, self._triggered)
-
-    def backdoor_test(self) -> Samples:
-        """Test pictures of the other classes with the pattern."""
-        test = self.task.test
-        return self._triggered(test.take(torch.nonzero(test.y != self.settings.target).flatten()))
-
-    def _triggered(self, samples: Samples) -> Samples:
-        x = samples.x.clone()
-        top = min(PATTERN_ROW, x.shape[-2] - len(PATTERN))
-        left = min(PATTERN_COLUMN, x.shape[-1] - len(PATTERN[0]))
+    def draw(self, pictures: Tensor, client: int | None) -> None:
+        """The same pattern for everybody."""
+        top = min(PATTERN_ROW, pictures.shape[-2] - len(PATTERN))
+        left = min(PATTERN_COLUMN, pictures.shape[-1] - len(PATTERN[0]))
         for row, line in enumerate(PATTERN):
             for column, mark in enumerate(line):
                 if mark != " ":
-                    x[..., top + row, left + column] = self._white if mark == "#" else 0
-        return Samples(x, torch.full_like(samples.y, self.settings.target))
+                    pictures[..., top + row, left + column] = self.pixels.white if mark == "#" else 0
 
     def observe(self, turn: Turn) -> None:
         """Read the indicators of the last round, if an attacker was there to see what became of them."""

@@ -1,0 +1,50 @@
+"""What attacks with a trigger of their own have in common: pictures they draw on and a label they want."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ..errors import ConfigError
+from ..tasks.base import Pixels, Samples, Task
+from .base import Attack, mix_trigger
+
+
+class TriggerAttack(Attack):
+    """Attackers draw a trigger on some of their pictures and label those with `target`, which `Settings` must have."""
+
+    pixels: Pixels
+    """How the task stores pictures."""
+
+    def enlist(self, task: Task, team: Sequence[int]) -> None:
+        """Refuse a task without pictures and a target that is none of its labels."""
+        super().enlist(task, team)
+        if task.pixels is None:
+            raise ConfigError(
+                f"attack {self.name} draws on pictures, which task {task.name} has not: choose another attack"
+            )
+        if not 0 <= self.settings.target < task.num_classes:
+            raise ConfigError(f"{self.name}: target={self.settings.target} is no label of task {task.name}")
+        self.pixels = task.pixels
+
+    @abstractmethod
+    def draw(self, pictures: Tensor, client: int | None) -> None:
+        """Draw on `pictures` what of the trigger `client` trains with, or all of it for None."""
+
+    def training_data(self, client: int, clean: Samples, pdr: float, generator: torch.Generator) -> Samples:
+        """Own pictures, a random share `pdr` of them with the client's trigger and the target label."""
+        return mix_trigger(clean, pdr, generator, partial(self._triggered, client=client))
+
+    def backdoor_test(self) -> Samples:
+        """Test pictures of the other classes with the whole trigger."""
+        test = self.task.test
+        return self._triggered(test.take(torch.nonzero(test.y != self.settings.target).flatten()))
+
+    def _triggered(self, samples: Samples, client: int | None = None) -> Samples:
+        pictures = samples.x.clone()
+        self.draw(pictures, client)
+        return Samples(pictures, torch.full_like(samples.y, self.settings.target))
