@@ -42,7 +42,7 @@ from torch.func import functional_call
 
 from ..errors import ConfigError
 from ..settings import number
-from ..simulation.training import Job, Recipe
+from ..simulation.training import Job, Recipe, joint_norm
 from ..state_files import SavedState
 from ..tasks.base import Samples, Task
 from .base import Member, Model, Turn
@@ -203,7 +203,8 @@ class ThreeDFed(TriggerAttack):
     def submissions(self, turn: Turn, trained: Mapping[Hashable, Model]) -> Mapping[int, Model]:
         """The backdoor behind masks, and decoys, all with their indicators."""
         backdoor, reference = (self._update(turn, trained[key]) for key in ("backdoor", "reference"))
-        stretch = min(max(_length(reference) / max(_length(backdoor), 1e-12), 1.0), self.settings.max_scale)
+        honest, own = (float(joint_norm(update.values())) for update in (reference, backdoor))
+        stretch = min(max(honest / max(own, 1e-12), 1.0), self.settings.max_scale)
         backdoor = {name: stretch * value for name, value in backdoor.items()}
         decoys = min(self.decoys, len(turn.members) - 1)
         covert = len(turn.members) - decoys
@@ -350,10 +351,6 @@ class ThreeDFed(TriggerAttack):
         if values["planted_in"] is not None:
             arrays = {name: torch.from_numpy(np.array(value)) for name, value in state.arrays.items()}
             self._planted = _Indicators(int(values["planted_in"]), **arrays)
-
-
-def _length(update: Model) -> float:
-    return float(torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(value) for value in update.values()])))
 
 
 def _groups(count: int, size: int) -> Tensor:

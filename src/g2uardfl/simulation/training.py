@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -85,7 +85,7 @@ class _Offset:
 
     def norm(self) -> Tensor:
         """‖w - G‖, through which gradients flow; at w = G the gradient is 0."""
-        return _norm([parameter - centre for parameter, centre in self.pairs])
+        return joint_norm([parameter - centre for parameter, centre in self.pairs])
 
     @torch.no_grad()
     def shorten(self, radius: float) -> None:
@@ -96,7 +96,12 @@ class _Offset:
                 parameter.copy_(centre + (parameter - centre) * (radius / norm))
 
 
-def _norm(tensors: Sequence[Tensor]) -> Tensor:
+def joint_norm(tensors: Iterable[Tensor]) -> Tensor:
+    """The length of all tensors as one vector.
+
+    >>> joint_norm([torch.tensor([[1.0, 2.0]]), torch.tensor(2.0)])
+    tensor(3.)
+    """
     norm: Tensor = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(tensor) for tensor in tensors]))
     return norm
 
