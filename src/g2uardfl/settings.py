@@ -42,7 +42,7 @@ def check(settings: object) -> None:
 
 def build(kind: type[Settings], values: Mapping[str, Any]) -> Settings:
     """Make settings from names and values; an unknown name is refused with the nearest known ones."""
-    known = [item.name for item in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    known = {item.name: item for item in dataclasses.fields(kind)}  # type: ignore[arg-type]
     for name in values:
         if name not in known:
             import difflib
@@ -51,15 +51,15 @@ def build(kind: type[Settings], values: Mapping[str, Any]) -> Settings:
             known_ones = f"known are {', '.join(known)}" if known else "there are none"
             hint = f"did you mean {' or '.join(close)}?" if close else known_ones
             raise ConfigError(f"unknown setting {name!r}: {hint}")
-    check(kind(**values))
-    return kind(**{name: _whole(kind, name, value) for name, value in values.items()})
+    settings = kind(**{name: _whole(known[name], value) for name, value in values.items()})
+    check(settings)
+    return settings
 
 
-def _whole(kind: type[Any], name: str, value: Any) -> Any:
+def _whole(item: dataclasses.Field[Any], value: Any) -> Any:
     """2.0 as 2 where a whole number is asked for."""
-    default = next(item.default for item in dataclasses.fields(kind) if item.name == name)
-    whole = isinstance(default, int) and not isinstance(default, bool)
-    return int(value) if whole and isinstance(value, float) else value
+    whole = isinstance(item.default, int) and not isinstance(item.default, bool)
+    return int(value) if whole and isinstance(value, float) and value.is_integer() else value
 
 
 def _problem(item: dataclasses.Field[Any], value: Any) -> str | None:
@@ -72,7 +72,7 @@ def _problem(item: dataclasses.Field[Any], value: Any) -> str | None:
         low, high, above, whole = rules["low"], rules["high"], rules["above"], isinstance(item.default, int)
         allowed = f"a {'whole ' if whole else ''}number {_range(low, high, above)}"
         fits = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
-        if not fits or (above and value == low) or (whole and (math.isinf(value) or value != int(value))):
+        if not fits or (above and value == low) or (whole and value % 1 != 0):
             return f"it must be {allowed}"
     return None
 
