@@ -20,10 +20,10 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from ..aggregation import AggregationResult, Aggregator, ClientId
-from ..errors import ConfigError, StateError
-from ..state_files import SavedState
+from ..aggregation import AggregationResult, ClientId
+from ..errors import ConfigError
 from ..weights import Weights
+from ._rounds import CountsRounds
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class ServerContext:
         raise _missing("probabilities")
 
 
-class NeedsServer(Aggregator):
+class NeedsServer(CountsRounds):
     """A rule that cannot decide on updates alone. It counts its rounds, since what a server draws depends on them."""
 
     needs: ClassVar[str]
@@ -79,8 +79,6 @@ class NeedsServer(Aggregator):
 
     def __init__(self, **params: Any) -> None:
         super().__init__(**params)
-        self.round = 0
-        """Rounds decided so far."""
         self._context: ServerContext | None = None
         self._global_weights: Weights = {}
         self._client_weights: Mapping[ClientId, Weights] = {}
@@ -111,22 +109,6 @@ class NeedsServer(Aggregator):
             return super().aggregate(global_weights, client_weights, num_examples)
         finally:
             self._global_weights, self._client_weights = {}, {}
-
-    def state(self) -> SavedState:
-        """The number of rounds."""
-        return SavedState({"round": self.round})
-
-    def restore(self, state: SavedState) -> None:
-        """Go on counting; the context has to be attached anew."""
-        self.round = rounds_in(state, self.name)
-
-
-def rounds_in(state: SavedState, name: str) -> int:
-    """The number of rounds that a rule's saved state holds."""
-    try:
-        return int(state.values["round"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise StateError(f"this state of {name} does not count its rounds: restore it or start anew") from error
 
 
 def _missing(what: str) -> ConfigError:

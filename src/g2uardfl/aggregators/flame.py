@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..aggregation import Aggregator, ClientId, Outcome, Round, Verdict
+from ..aggregation import ClientId, Outcome, Round, Verdict
 from ..defense.clipping import clip_factors
 from ..numerics import Array, InnerProducts, cosine, inner_products
 from ..settings import number
-from ..state_files import SavedState
-from .context import rounds_in
+from ._rounds import CountsRounds
 from .weak_dp import gaussian_noise
 
 Mask = npt.NDArray[np.bool_]
@@ -32,7 +30,7 @@ class FLAMESettings:
     """Decides the noise, together with the number of the round."""
 
 
-class FLAME(Aggregator):
+class FLAME(CountsRounds):
     """G' = G + mean of the kept updates, each clipped to S, + N(0, (λS)²) on every parameter.
 
     Local models W_i = G + Δw_i are compared by their cosine distance over all parameters. HDBSCAN looks for one cluster
@@ -51,11 +49,6 @@ class FLAME(Aggregator):
     takes_seed = True
     Settings = FLAMESettings
 
-    def __init__(self, **params: Any) -> None:
-        super().__init__(**params)
-        self.round = 0
-        """Rounds decided so far; the noise of each follows from the seed and its number."""
-
     def combine(self, round_: Round) -> Outcome:
         """Filter, clip, average, add noise."""
         self.round += 1
@@ -70,14 +63,6 @@ class FLAME(Aggregator):
         step = round_.weighted_sum(weights)
         noise = gaussian_noise(step, self.settings.noise_factor * limit, int(self.settings.seed), self.round)
         return Outcome(step + noise, shares, _verdicts(round_, kept, distances, weights))
-
-    def state(self) -> SavedState:
-        """The number of rounds."""
-        return SavedState({"round": self.round})
-
-    def restore(self, state: SavedState) -> None:
-        """Go on with the noise of the next round."""
-        self.round = rounds_in(state, self.name)
 
 
 def model_distances(products: InnerProducts) -> Array:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..aggregation import Aggregator, Outcome, Round
+from ..aggregation import Outcome, Round
 from ..settings import number
-from ..state_files import SavedState
-from .context import rounds_in
+from ._rounds import CountsRounds
 from .ndc import clipped_mean
 
 
@@ -29,7 +27,7 @@ class WeakDPSettings:
     """Decides the noise, together with the number of the round."""
 
 
-class WeakDP(Aggregator):
+class WeakDP(CountsRounds):
     """G' = G + Σ n_i/n Δw_i + N(0, σ²) on every parameter.
 
     The noise is added once, to the averaged model, not to each client's before averaging, which would make it weaker
@@ -47,25 +45,12 @@ class WeakDP(Aggregator):
     takes_seed = True
     Settings = WeakDPSettings
 
-    def __init__(self, **params: Any) -> None:
-        super().__init__(**params)
-        self.round = 0
-        """Rounds decided so far; the noise of each follows from the seed and its number."""
-
     def combine(self, round_: Round) -> Outcome:
         """Average, clipped where asked for, and add noise."""
         self.round += 1
         outcome = clipped_mean(round_, self.settings.clip_norm)
         noise = gaussian_noise(outcome.step, self.settings.noise, int(self.settings.seed), self.round)
         return replace(outcome, step=outcome.step + noise)
-
-    def state(self) -> SavedState:
-        """The number of rounds."""
-        return SavedState({"round": self.round})
-
-    def restore(self, state: SavedState) -> None:
-        """Go on with the noise of the next round."""
-        self.round = rounds_in(state, self.name)
 
 
 def gaussian_noise(like: Tensor, deviation: float, seed: int, round_number: int) -> Tensor:
