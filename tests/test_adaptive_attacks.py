@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
-from torch import Tensor, nn
+from torch import Tensor
 
 from g2uardfl import aggregators, attacks, tasks
 from g2uardfl.attacks.adaptive import ModelObfuscation, Randomized, Wrapper
@@ -22,7 +21,8 @@ from g2uardfl.simulation.config import RunConfig
 from g2uardfl.simulation.run import Simulation
 from g2uardfl.simulation.start import fresh_weights
 from g2uardfl.simulation.training import Recipe, train_locally
-from g2uardfl.tasks.base import Pixels, Samples, Task, TrainingDefaults
+from g2uardfl.tasks.base import Samples
+from models import Patches
 
 RECIPE = Recipe(lr=0.05, batch_size=16, epochs=1, steps=0, momentum=0.9, weight_decay=1e-4)
 SHORT = RunConfig(task="digits", rounds=3, clients=40, per_round=6, pmr=0.5, start="scratch", seed=3, engine="loop")
@@ -30,27 +30,10 @@ WRAPPERS = ["dynamic_pdr", "model_obfuscation", "randomized"]
 NESTED = "randomized(model_obfuscation(three_d_fed))"
 
 
-class Patches(Task):
-    """Random pictures and a model with running statistics."""
+class WidePatches(Patches):
+    """With parameters enough for statistics."""
 
-    name = "patches"
-    models: ClassVar[tuple[str, ...]] = ("net",)
-    defaults = TrainingDefaults(lr=0.05)
-    num_classes = 4
-    pixels = Pixels(white=255, dba=(2, 1, 0))
-
-    def load_train(self) -> Samples:
-        generator = torch.Generator().manual_seed(0)
-        x = torch.randint(0, 255, (300, 1, 6, 6), generator=generator, dtype=torch.uint8)
-        return Samples(x, torch.randint(0, 4, (300,), generator=generator))
-
-    load_test = load_backdoor_train = load_backdoor_test = load_train
-
-    def build_model(self) -> nn.Module:
-        return nn.Sequential(nn.Conv2d(1, 60, 3), nn.BatchNorm2d(60), nn.ReLU(), nn.Flatten(), nn.Linear(960, 4))
-
-    def prepare(self, x: Tensor) -> Tensor:
-        return x.float() / 255 - 0.5
+    channels = 60
 
 
 class Unison(Wrapper):
@@ -66,7 +49,7 @@ class Unison(Wrapper):
 
 @pytest.fixture(scope="module")
 def patches() -> Patches:
-    return Patches()
+    return WidePatches()
 
 
 @pytest.fixture(scope="module")

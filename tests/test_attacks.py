@@ -6,7 +6,6 @@ import dataclasses
 import subprocess
 import sys
 from collections import Counter
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -25,9 +24,10 @@ from g2uardfl.simulation.engine import LoopEngine
 from g2uardfl.simulation.run import Simulation
 from g2uardfl.simulation.start import fresh_weights
 from g2uardfl.simulation.training import Job, Recipe, batches
-from g2uardfl.tasks.base import Pixels, Samples, Task, TrainingDefaults
+from g2uardfl.tasks.base import Samples, Task
 from g2uardfl.tasks.cifar10 import Cifar10
 from g2uardfl.tasks.mnist import Mnist
+from models import Patches
 
 RECIPE = Recipe(lr=0.05, batch_size=16, epochs=2, steps=0, momentum=0.9, weight_decay=1e-3)
 SHORT = RunConfig(task="digits", rounds=3, clients=40, per_round=6, pmr=0.5, start="scratch", seed=3, engine="loop")
@@ -35,39 +35,6 @@ ENGINES = pytest.mark.parametrize("engine", [LoopEngine, BatchedEngine])
 PICTURE_ATTACKS = ["dba", "three_d_fed"]
 MNIST_BARS = [(row, column) for row in (0, 3) for column in (0, 1, 2, 3, 6, 7, 8, 9)]
 CIFAR_BARS = [(row, column) for row in (0, 4) for column in (0, 1, 2, 3, 4, 5, 9, 10, 11, 12, 13, 14)]
-
-
-class Patches(Task):
-    """Random pictures and a model with running statistics."""
-
-    name = "patches"
-    models: ClassVar[tuple[str, ...]] = ("net",)
-    defaults = TrainingDefaults(lr=0.05)
-    num_classes = 4
-    pixels = Pixels(white=255, dba=(2, 1, 0))
-    pgd_radius = 0.3
-
-    def samples(self, count: int, seed: int) -> Samples:
-        generator = torch.Generator().manual_seed(seed)
-        x = torch.randint(0, 255, (count, 1, 6, 6), generator=generator, dtype=torch.uint8)
-        return Samples(x, torch.randint(0, 4, (count,), generator=generator))
-
-    def load_train(self) -> Samples:
-        return self.samples(300, 0)
-
-    def load_test(self) -> Samples:
-        return self.samples(40, 1)
-
-    def load_backdoor_train(self) -> Samples:
-        return Samples(self.samples(60, 2).x, torch.ones(60, dtype=torch.int64))
-
-    load_backdoor_test = load_backdoor_train
-
-    def build_model(self) -> nn.Module:
-        return nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 4))
-
-    def prepare(self, x: Tensor) -> Tensor:
-        return x.float() / 255 - 0.5
 
 
 class Recorder(Attack):

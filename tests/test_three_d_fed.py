@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -23,8 +22,9 @@ from g2uardfl.simulation.run import Simulation
 from g2uardfl.simulation.start import fresh_weights
 from g2uardfl.simulation.training import Job, Recipe, train_locally
 from g2uardfl.state_files import SavedState, read_state, write_state
-from g2uardfl.tasks.base import Pixels, Samples, Task, TrainingDefaults
+from g2uardfl.tasks.base import Samples, Task
 from g2uardfl.tasks.mnist import Mnist
+from models import Patches
 
 RECIPE = Recipe(lr=0.05, batch_size=16, epochs=2, steps=0, momentum=0.9, weight_decay=1e-4)
 COUNTS = dict(enumerate([31, 28, 33, 30, 25, 30, 36, 27, 38, 24]))
@@ -33,27 +33,11 @@ TARGET = 8
 CONVOLUTION, OUTPUT = "conv2.weight", "fc2.weight"
 
 
-class Patches(Task):
-    """Random pictures and a model with running statistics and a convolution of 18 weights."""
+class SmoothPatches(Patches):
+    """With second derivatives, and a convolution of 18 weights."""
 
-    name = "patches"
-    models: ClassVar[tuple[str, ...]] = ("net",)
-    defaults = TrainingDefaults(lr=0.05)
-    num_classes = 4
-    pixels = Pixels(white=255, dba=(2, 1, 0))
-
-    def load_train(self) -> Samples:
-        generator = torch.Generator().manual_seed(0)
-        x = torch.randint(0, 255, (300, 1, 6, 6), generator=generator, dtype=torch.uint8)
-        return Samples(x, torch.randint(0, 4, (300,), generator=generator))
-
-    load_test = load_backdoor_train = load_backdoor_test = load_train
-
-    def build_model(self) -> nn.Module:
-        return nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Tanh(), nn.Flatten(), nn.Linear(32, 4))
-
-    def prepare(self, x: Tensor) -> Tensor:
-        return x / 255 - 0.5
+    channels = 2
+    activation = nn.Tanh
 
 
 @dataclass
@@ -364,7 +348,7 @@ def test_a_weight_that_training_left_exactly_alone_is_set_to_the_floor(digits, s
 
 @pytest.mark.parametrize("seed", range(4))
 def test_an_indicator_sits_where_training_moved_little_and_the_hessians_row_sum_is_smallest(seed):
-    task = Patches()
+    task = SmoothPatches()
     start = fresh_weights(task, seed)
     attack = enlisted(task, team=(0,), target=3)
     turn = make_turn(attack, start, 1, [0, 7])
@@ -545,7 +529,7 @@ def test_decoys_are_sent_by_attackers_alone(digits, start):
 
 
 def test_running_statistics_are_sent_as_trained():
-    task = Patches()
+    task = SmoothPatches()
     start = fresh_weights(task, 0)
     attack = enlisted(task, target=3)
     attack.decoys = 1
