@@ -14,7 +14,7 @@ import torch
 
 from g2uardfl import attacks
 from g2uardfl.attacks.base import Attack
-from g2uardfl.errors import ConfigError
+from g2uardfl.errors import ConfigError, G2uardFLError
 from g2uardfl.simulation.config import RunConfig
 from g2uardfl.simulation.run import Simulation
 from g2uardfl.simulation.training import Job, share_predicted, train_locally
@@ -117,6 +117,14 @@ class Counting(Attack):
 
     def restore(self, state):
         self.rounds = state.values["rounds"]
+
+
+class Forgetful(Attack):
+    name = "forgetful"
+    summary = "sends nothing for the last attacker"
+
+    def submissions(self, turn, trained):
+        return {who.client: trained[who.client] for who in turn.members[:-1]}
 
 
 class NotAnAttack:
@@ -301,6 +309,17 @@ def test_its_settings_are_checked_and_its_memory_is_resumed():
 def test_a_wrong_address_is_one_clear_error(address, message):
     with pytest.raises(ConfigError, match=message):
         Simulation(RunConfig(**{**CONFIG, "attack": address}))
+
+
+@pytest.mark.parametrize("pattern", ["{}", "model_obfuscation({})"])
+def test_an_attack_that_forgets_one_of_its_members_is_one_clear_error(pattern):
+    attack = pattern.format("their_package.counting:Forgetful")
+    simulation = Simulation(RunConfig(**{**CONFIG, "attack": attack, "start": "scratch", "engine": "loop"}))
+    last = max(simulation.schedule.malicious.intersection(simulation.schedule.selected[0].tolist()))
+    with pytest.raises(G2uardFLError) as caught:
+        simulation.run()
+    assert f"attack {attack} sends nothing for client {last}, which attacks in round 1" in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_on_the_command_line_a_file_in_the_folder_one_works_in_is_enough(folder: Path):

@@ -16,7 +16,7 @@ from .. import aggregators, attacks, tasks
 from ..aggregation import ClientId, Verdict
 from ..aggregators.context import NeedsServer
 from ..attacks.base import Member, Turn
-from ..errors import ConfigError
+from ..errors import ConfigError, G2uardFLError
 from ..tasks.base import DividedSamples, Samples
 from .checkpoint import Checkpoint
 from .config import RunConfig
@@ -250,6 +250,12 @@ class Simulation:
         sent: dict[int, Mapping[str, Tensor]] = dict(zip(honest, trained, strict=False))
         if attacking:
             sent |= self.attack.submissions(turn, dict(zip(wanted, trained[len(honest) :], strict=True)))
+        forgotten = attacking - sent.keys()
+        if forgotten:
+            raise G2uardFLError(
+                f"attack {self.config.attack} sends nothing for client {min(forgotten)}, which attacks in round "
+                f"{turn.number}: its submissions() has to return a model for every member"
+            )
         return {client: sent[client] for client in selected}
 
     def honest_job(self, round_number: int, client: int) -> Job:
