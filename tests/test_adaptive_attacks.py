@@ -163,6 +163,24 @@ def test_what_makes_no_sense_is_refused_in_a_sentence(name, given, message):
         attacks.create(name, **given)
 
 
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        ("randomized", {"attack": 5}, "randomized cannot wrap attack=5: give an attack's name or an attack object"),
+        ("dynamic_pdr", {"attack": None}, "dynamic_pdr cannot wrap attack=None: give an attack's name"),
+        ("model_obfuscation", {"attack": BlackBox}, "BlackBox'>: give an attack's name or an attack object"),
+        ("randomized", {"attack": ["pgd"], "radius": 1.0}, "cannot wrap attack=['pgd']: give an attack's name"),
+        ("randomized", {"attack": "shuffled"}, "unknown attack 'shuffled': choose one of"),
+        ("randomized(pgd)", {"attack": "dba"}, "randomized(pgd) says what it wraps: leave out the setting attack"),
+    ],
+)
+def test_what_is_no_attack_to_wrap_is_refused_in_one_line_that_says_what_to_do(name, given, message):
+    with pytest.raises(ConfigError) as caught:
+        attacks.create(name, **given)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 def test_an_unknown_setting_beside_an_attack_object_is_refused():
     with pytest.raises(ConfigError, match="probabilty"):
         Randomized(BlackBox(), probabilty=0.1)

@@ -53,4 +53,6 @@ def create(name: str, **settings: Any) -> Attack:
     outer, inner = find(wrapped[1]), wrapped[2]
     if not issubclass(outer, Wrapper):
         raise ConfigError(f"attack {wrapped[1]} cannot wrap {inner}: only wrappers such as randomized can")
+    if "attack" in settings:
+        raise ConfigError(f"{name} says what it wraps: leave out the setting attack={settings['attack']!r}")
     return outer(attack=inner, **settings)

@@ -38,6 +38,8 @@ class Wrapper(Attack):
         names = {item.name for item in dataclasses.fields(self.Settings)}
         super().__init__(**{name: value for name, value in settings.items() if name in names})
         others = {name: value for name, value in settings.items() if name not in names}
+        if not isinstance(attack, str | Attack):
+            raise ConfigError(f"{self.name} cannot wrap attack={attack!r}: give an attack's name or an attack object")
         if others and not isinstance(attack, str):
             raise ConfigError(f"unknown setting {next(iter(others))!r}: an attack that is made has its settings")
         self.inner = create(attack, **others) if isinstance(attack, str) else attack
