@@ -46,7 +46,7 @@ class Bulyan(Aggregator):
     def combine(self, round_: Round) -> Outcome:
         """Select clients, then average each parameter."""
         clients = len(round_.clients)
-        malicious_clients, note = tolerable(int(self.settings.malicious_clients), clients, 4)
+        malicious_clients, note = tolerable(self.settings.malicious_clients, clients, 4)
         wanted = clients - 2 * malicious_clients
         selected, scores = select(squared_distances(update_products(round_.updates)), malicious_clients, wanted)
         rows, nearest = sorted(selected), wanted - 2 * malicious_clients

@@ -101,14 +101,14 @@ class DeepSight(NeedsServer):
         """The final clusters of the round's clients."""
         models = [self._client_weights[client] for client in round_.clients]
         by_ddifs = []
-        for set_number in range(int(self.settings.input_sets)):
+        for set_number in range(self.settings.input_sets):
             ddifs = division_differences(
                 self.server,
                 self._global_weights,
                 models,
                 classes=classes,
-                count=int(self.settings.random_inputs),
-                seed=[int(self.settings.seed), self.round, set_number],
+                count=self.settings.random_inputs,
+                seed=[self.settings.seed, self.round, set_number],
             )
             by_ddifs.append(self._labels(_euclidean(ddifs)))
         merged = merged_distances(self._labels(_angles(directions)), self._labels(_euclidean(neups)), by_ddifs)
@@ -119,8 +119,8 @@ class DeepSight(NeedsServer):
 
         clients = len(distances)
         clustering = HDBSCAN(
-            min_cluster_size=min(int(self.settings.min_cluster_size), clients),
-            min_samples=min(int(self.settings.min_samples) + 1, clients),
+            min_cluster_size=min(self.settings.min_cluster_size, clients),
+            min_samples=min(self.settings.min_samples + 1, clients),
             allow_single_cluster=allow_single_cluster,
             metric="precomputed",
             copy=True,
@@ -128,7 +128,7 @@ class DeepSight(NeedsServer):
         return np.asarray(clustering.fit_predict(distances), dtype=np.int64)
 
     def _note(self, accepted: Mask) -> str:
-        clients, fewest = len(accepted), int(self.settings.min_cluster_size)
+        clients, fewest = len(accepted), self.settings.min_cluster_size
         notes = []
         if clients < fewest:
             notes.append(f"Fewer than {fewest} usable clients: only all {clients} together can be a cluster.")

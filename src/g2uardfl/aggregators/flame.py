@@ -61,7 +61,7 @@ class FLAME(CountsRounds):
         shares = kept / kept.sum()
         weights = shares * clip_factors(norms, limit)
         step = round_.weighted_sum(weights)
-        noise = gaussian_noise(step, self.settings.noise_factor * limit, int(self.settings.seed), self.round)
+        noise = gaussian_noise(step, self.settings.noise_factor * limit, self.settings.seed, self.round)
         return Outcome(step + noise, shares, _verdicts(round_, kept, distances, weights))
 
 

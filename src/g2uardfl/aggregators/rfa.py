@@ -52,7 +52,7 @@ class RFA(Aggregator):
             update_products(round_.updates),
             sample_shares(round_.num_examples),
             smoothing=self.settings.smoothing,
-            iterations=int(self.settings.iterations),
+            iterations=self.settings.iterations,
             tolerance=self.settings.tolerance,
         )
         return Outcome(round_.weighted_sum(weights), weights, _verdicts(round_, weights, distances))

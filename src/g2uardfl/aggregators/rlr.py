@@ -45,7 +45,7 @@ class RLR(Aggregator):
     def combine(self, round_: Round) -> Outcome:
         """Vote on each parameter's direction and step."""
         clients = len(round_.clients)
-        wanted = int(self.settings.threshold)
+        wanted = self.settings.threshold
         threshold = min(wanted, clients)
         agreed = each_block(round_.updates, vote_margin) >= threshold
         shares = sample_shares(round_.num_examples)

@@ -49,7 +49,7 @@ class WeakDP(CountsRounds):
         """Average, clipped where asked for, and add noise."""
         self.round += 1
         outcome = clipped_mean(round_, self.settings.clip_norm)
-        noise = gaussian_noise(outcome.step, self.settings.noise, int(self.settings.seed), self.round)
+        noise = gaussian_noise(outcome.step, self.settings.noise, self.settings.seed, self.round)
         return replace(outcome, step=outcome.step + noise)
 
 
