@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -33,34 +35,28 @@ class RunDirectory(Callback):
         existing = [name for name in (*FILES, CHECKPOINTS) if (self.path / name).exists()]
         if existing and not overwrite:
             raise StateError(f"{self.path} already holds a run: choose another --out, --resume it or --overwrite it")
-        try:
+        with self._writing():
             self.path.mkdir(parents=True, exist_ok=True)
             for name in existing:
                 _remove(self.path / name)
-        except OSError as error:
-            raise self._cannot_write(error) from error
 
     def on_start(self, simulation: Simulation) -> None:
         """Write the complete config and open the log of rounds, cut back to the rounds the simulation knows."""
-        try:
+        with self._writing():
             (self.path / "config.toml").write_text(simulation.config.to_toml(), encoding="utf-8")
             _write_lines(self.path / "rounds.jsonl", [json.dumps(record) for record in simulation.records])
             self._rounds = (self.path / "rounds.jsonl").open("a", encoding="utf-8")
-        except OSError as error:
-            raise self._cannot_write(error) from error
         if not simulation.records:
             write_checkpoint(self.path / CHECKPOINTS, simulation.config, simulation.checkpoint())
 
     def on_round(self, simulation: Simulation, record: dict[str, Any]) -> None:
         """Append one line, and write a checkpoint when it is time or the run was asked to stop."""
         done = record["round"]
-        try:
-            if self._rounds is not None:
+        if self._rounds is not None:
+            with self._writing():
                 self._rounds.write(json.dumps(record) + "\n")
                 self._rounds.flush()
                 os.fsync(self._rounds.fileno())
-        except OSError as error:
-            raise self._cannot_write(error) from error
         config = simulation.config
         if simulation.stop_asked or done % config.checkpoint_every == 0 or done == config.rounds:
             write_checkpoint(self.path / CHECKPOINTS, simulation.config, simulation.checkpoint())
@@ -69,14 +65,19 @@ class RunDirectory(Callback):
         """Write the final model and the summary."""
         if self._rounds is not None:
             self._rounds.close()
-        try:
+        with self._writing():
             write_model(self.path / "model.safetensors", simulation.weights)
             _write_lines(self.path / "summary.json", [json.dumps(summary, indent=2)])
-        except OSError as error:
-            raise self._cannot_write(error) from error
 
-    def _cannot_write(self, error: OSError) -> StateError:
-        return StateError(f"cannot write to {self.path}: {error.strerror or error}; make room or choose another --out")
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Say what to do where the disk refuses."""
+        try:
+            yield
+        except OSError as error:
+            raise StateError(
+                f"cannot write to {self.path}: {error.strerror or error}; make room or choose another --out"
+            ) from error
 
 
 def resumed(path: str | Path) -> Simulation:
