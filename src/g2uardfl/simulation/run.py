@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Any
 
@@ -48,13 +49,6 @@ class Callback:
 
 class Interrupted(KeyboardInterrupt):
     """A run was asked to stop and did so after a whole round."""
-
-
-@dataclass
-class _Clock:
-    train: float = 0.0
-    defend: float = 0.0
-    evaluate: float = 0.0
 
 
 class Simulation:
@@ -180,27 +174,19 @@ class Simulation:
         return weights
 
     def _round(self, round_number: int) -> Record:
-        clock = _Clock()
+        seconds: dict[str, float] = {}
         selected = [int(client) for client in self.schedule.selected[round_number - 1]]
         malicious = [client for client in selected if client in self.malicious(round_number)]
         turn = self._turn(round_number, selected, malicious)
         self.attacking = attacking = [member.client for member in turn.members]
-
-        began = time.perf_counter()
-        sent = self._train(turn, selected)
-        self._wait_for_device()
-        clock.train = time.perf_counter() - began
-
-        began = time.perf_counter()
-        rule = self.defense if round_number >= self.config.defend_from else self.average
-        result = rule.aggregate(self.weights, sent, {client: self._data.count(client) for client in selected})
-        self.weights = result.weights
-        self._wait_for_device()
-        clock.defend = time.perf_counter() - began
-
-        began = time.perf_counter()
-        acc, asr = self._evaluate() if self._evaluated(round_number) else (None, None)
-        clock.evaluate = time.perf_counter() - began
+        with self._timed("train", seconds):
+            sent = self._train(turn, selected)
+        with self._timed("defend", seconds):
+            rule = self.defense if round_number >= self.config.defend_from else self.average
+            result = rule.aggregate(self.weights, sent, {client: self._data.count(client) for client in selected})
+            self.weights = result.weights
+        with self._timed("evaluate", seconds):
+            acc, asr = self._evaluate() if self._evaluated(round_number) else (None, None)
         return {
             "round": round_number,
             "acc": acc,
@@ -209,13 +195,18 @@ class Simulation:
             "malicious": malicious,
             "attacking": attacking,
             "verdicts": {str(client): _as_json(verdict) for client, verdict in result.verdicts.items()},
-            "seconds": asdict(clock),
+            "seconds": seconds,
         }
 
-    def _wait_for_device(self) -> None:
-        """A GPU works on after the call returns: without waiting, its time would be counted to the next stage."""
+    @contextmanager
+    def _timed(self, stage: str, seconds: dict[str, float]) -> Iterator[None]:
+        """Note how long a stage takes."""
+        began = time.perf_counter()
+        yield
         if self.device.type == "cuda":
+            # A GPU works on after the call returns: without waiting, its time would be counted to the next stage.
             torch.cuda.synchronize(self.device)
+        seconds[stage] = time.perf_counter() - began
 
     def _evaluated(self, round_number: int) -> bool:
         return round_number % self.config.evaluate_every == 0 or round_number == self.config.rounds
