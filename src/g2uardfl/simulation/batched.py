@@ -387,7 +387,7 @@ def _positive_norm(rows: Tensor) -> Tensor:
 
 @contextmanager
 def _measured_convolutions() -> Iterator[None]:
-    """Let cuDNN try its algorithms: a layer of many clients is a grouped convolution, which it often guesses badly."""
+    """Let cuDNN measure its algorithms for every layer instead of guessing the fastest."""
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = True
     try:
