@@ -348,13 +348,14 @@ def test_a_truncated_state_file_is_one_clear_error(tmp_path_factory, cut):
         g2uardfl.G2uardFL.load(folder / "cut")
 
 
-def test_an_altered_state_file_is_noticed(tmp_path):
-    guard = g2uardfl.G2uardFL(**QUICK)
+@pytest.mark.parametrize(("profile", "array"), [("paper", "last_updates"), ("default", "window_sketches")])
+def test_an_altered_state_file_is_noticed(profile, array, tmp_path):
+    guard = g2uardfl.G2uardFL(profile, **QUICK)
     guard.aggregate(odd_mlp(), federation(odd_mlp()))
     guard.save(tmp_path / "guard")
     content = bytearray((tmp_path / "guard").read_bytes())
     with zipfile.ZipFile(tmp_path / "guard") as archive:
-        middle = archive.getinfo("last_updates.npy").header_offset + 300
+        middle = archive.getinfo(f"{array}.npy").header_offset + 300
     content[middle] ^= 0xFF
     (tmp_path / "guard").write_bytes(content)
     with pytest.raises(StateError, match="damaged"):
@@ -399,7 +400,7 @@ def test_a_guard_refuses_another_model_than_the_one_it_watches():
 def test_the_same_seed_gives_the_same_result_and_another_seed_another_start():
     model = odd_mlp()
     first, again, other = (
-        g2uardfl.G2uardFL(seed=seed, **QUICK).aggregate(model, federation(model)) for seed in (1, 1, 2)
+        g2uardfl.G2uardFL("paper", seed=seed, **QUICK).aggregate(model, federation(model)) for seed in (1, 1, 2)
     )
     assert first.verdicts == again.verdicts
     assert same(first.weights, again.weights)
@@ -418,7 +419,7 @@ def test_global_random_generators_are_left_alone():
 
 def test_a_refused_client_is_told_why_from_its_own_numbers():
     model = odd_mlp()
-    guard = g2uardfl.G2uardFL()
+    guard = g2uardfl.G2uardFL("paper")
     reasons = []
     for seed in range(6):
         result = guard.aggregate(model, federation(model, 10, 3, seed))

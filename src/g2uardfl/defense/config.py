@@ -1,4 +1,4 @@
-"""The guard's hyper-parameters: the paper's values as defaults, its symbols in the comments.
+"""The guard's hyper-parameters: the paper's values as defaults, its symbols in the comments, and our own.
 
 Where the paper's text cannot be followed to the letter there is a switch, and "printed" always means the letter.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from ..errors import ConfigError
 from ..settings import build, check, choice, number, switch
@@ -15,6 +15,8 @@ from .elimination import DistanceWeighting
 from .graph import Momentum
 from .relations import EdgeScaling
 from .scoring import ScoreInit, ScoreUpdate
+
+Detector = Literal["graph", "agreement"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,10 @@ class GuardConfig:
     """
 
     seed: int = number(0, 0, 2**63 - 1)
-    """Decides newcomers' scores, the encoder's start and k-means; the same seed gives the same result."""
+    """Decides newcomers' scores, the encoder's start, k-means and sketches; the same seed gives the same result."""
+    detector: Detector = choice("graph", "graph", "agreement")
+    """How attackers are told: "graph" is the paper's attributed client graph and its auto-encoder, "agreement" the
+    agreement graph of the last rounds. What only one of them uses is said where it is set."""
 
     attribute_history: float = number(0.1, 0, 1)
     """κ1: the weight of a client's remembered attributes."""
@@ -75,8 +80,8 @@ class GuardConfig:
     """κ4: how fast benign scores move."""
     score_update: ScoreUpdate = choice("printed", "printed", "signed")
     """The printed, multiplicative rule, under which a score keeps its sign, or steps towards +1 and -1."""
-    score_init: ScoreInit = choice("variance", "variance", "deviation")
-    """Whether 10^-3 in N(0, 10^-3) is the variance or the standard deviation of newcomers' scores."""
+    score_init: ScoreInit = choice("variance", "variance", "deviation", "zero")
+    """Whether 10^-3 in N(0, 10^-3) is the variance or the deviation of newcomers' scores, or all start at 0."""
 
     distance_weighting: DistanceWeighting = choice("near", "near", "printed")
     """Whether clients near the centre weigh more, or the far ones as printed."""
@@ -85,15 +90,43 @@ class GuardConfig:
     elimination_rate: float = number(0.01, 0, 1)
     """γ: the strength of the elimination."""
 
+    window: int = number(300, 10, 100_000)
+    """(agreement) How many submissions of the last rounds are remembered."""
+    sketch_width: int = number(512, 16, 65536)
+    """(agreement) How many numbers are kept of each layer of a submission."""
+    least_evidence: float = number(10.0, 0, math.inf)
+    """(agreement) By how much the Bayesian information criterion must prefer two clusters to one."""
+    twin_agreement: float = number(4.0, 0, math.inf)
+    """(agreement) From which agreement on, in standard deviations, two clients of a round are suspected at once."""
+    outlier_excess: float = number(6.0, 0, math.inf)
+    """(agreement) How many standard deviations longer or more peaked than usual an update may be."""
+    record_weight: float = number(3.0, 0, 100)
+    """(agreement) What a benign score of -1 adds to the log-odds of a suspicion."""
+    poor_record: float = number(-0.5, -1, 0)
+    """(agreement) Below this benign score a client is held out even if nothing is found against its update."""
+    elimination_bound: float = number(2.0, 0, 100)
+    """(agreement) The longest step of the elimination beside the step of the accepted clients."""
+    far_pull: float = number(4.0, 0, math.inf, above=True)
+    """(agreement) Attackers who pull the model by this many usual updates find nothing of their backdoor in it."""
+    elimination_allowance: float = number(10.0, 0, math.inf)
+    """(agreement) How many usual updates may be taken out beyond what attackers were seen to bring in: the model may
+    have been poisoned before the guard was switched on."""
+
     def __post_init__(self) -> None:
         check(self)
 
 
 PROFILES: dict[str, dict[str, Any]] = {
     "paper": {},
-    "default": {},
+    "default": {
+        "detector": "agreement",
+        "score_init": "zero",
+        "score_update": "signed",
+        "score_step": 0.3,
+        "elimination_rate": 0.3,
+    },
 }
-"""What each profile sets on top of the paper's values. For now the default profile is the paper's."""
+"""What each profile sets on top of the paper's values."""
 
 
 def configure(profile: str, overrides: dict[str, Any]) -> GuardConfig:

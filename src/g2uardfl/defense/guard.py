@@ -6,6 +6,7 @@ import dataclasses
 import os
 import time
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,13 +18,25 @@ from ..errors import StateError
 from ..numerics import Array, InnerProducts, inner_products
 from ..settings import build
 from ..state_files import SavedState, read_state, write_state
-from ..weights import ModelLayout
+from ..weights import Layer, ModelLayout
+from .agreement import Sketches, Window, directions, random_signs
 from .attributes import attribute_names, client_attributes, normalised_attributes
 from .clipping import average_median_norm, clip_factors
 from .clustering import Clustering, cluster_count, cluster_graph
 from .config import GuardConfig, configure
 from .elimination import eliminating_coefficients, elimination_strength, group_coefficients
+from .examination import (
+    Judgement,
+    Usual,
+    elimination_length,
+    examine,
+    explain_examination,
+    moved_scores,
+    suspected,
+    update_shapes,
+)
 from .graph import GraphMemory, history_share
+from .observation import Observation
 from .reasons import explain
 from .relations import adjacency
 from .scoring import ScoreBook, filter_clients, updated_scores
@@ -40,7 +53,7 @@ class G2uardFL(Aggregator):
     ----------
     profile
         "paper" is each equation as printed where that can run (`GuardConfig` says where it cannot, and has the
-        switches); "default" is what protects best on measurement, for now the same.
+        switches); "default" is what protects best on measurement.
     seed
         Decides everything random; the same seed and inputs give the same results.
     **settings
@@ -73,9 +86,14 @@ class G2uardFL(Aggregator):
         """The running mean of median update norms (n)."""
         self.graph = GraphMemory(config.fade_absent, config.memory_limit)
         self.scores = ScoreBook(config.seed, config.score_init, normalise=config.score_update == "printed")
+        self.poison_left = 0.0
+        """How far attackers have moved the model before they were recognised, less what was taken out since."""
+        self.window = Window(config.window)
+        self.usual = Usual()
         self.stage_seconds: dict[str, float] = {}
         """How long each stage of the last round took."""
         self._signature: list[list[Any]] | None = None
+        self._signs: Tensor | None = None
         self._last_global: Tensor | None = None
         self._last_updates: Tensor | None = None
         self._last_rows: dict[ClientId, int] = {}
@@ -93,6 +111,84 @@ class G2uardFL(Aggregator):
         """One round of the defence over the usable updates."""
         self.round += 1
         clock = _StageClock()
+        outcome = self._examined(round_, clock) if self.config.detector == "agreement" else self._printed(round_, clock)
+        self.stage_seconds = clock.seconds
+        return outcome
+
+    def judge(self, observation: Observation) -> dict[ClientId, Verdict]:
+        """The verdicts on a recorded round, which moves the guard's memory on as the round itself would have."""
+        self.round += 1
+        clients = observation.clients
+        norms = np.exp(observation.shapes[:, 0])
+        self.median_norm = average_median_norm(self.median_norm, norms, self.round)
+        clipping = clip_factors(norms, self.median_norm)
+        if self.config.detector == "agreement":
+            judgement = self._judge_agreement(clients, observation.shapes, observation.directions)
+            benign = clipping * judgement.accepted / max(1, judgement.accepted.sum())
+            return explain_examination(clients, judgement, benign, self.config)
+        if len(clients) < _FEWEST:
+            return self._unexamined(clients, clipping / len(clients))
+        layers = tuple(Layer(name, slice(0, 0)) for name in observation.layers)
+        return self._judge_graph(
+            clients, layers, observation.products, observation.attributes, clipping, _StageClock()
+        ).verdicts
+
+    def _examined(self, round_: Round, clock: _StageClock) -> Outcome:
+        """The default profile: the agreement graph of the last rounds."""
+        config, clients = self.config, round_.clients
+        shapes = update_shapes(round_.updates)
+        norms = np.exp(shapes[:, 0])
+        self.median_norm = average_median_norm(self.median_norm, norms, self.round)
+        clock.lap("lengths")
+
+        if self._signs is None:
+            self._signs = random_signs(round_.updates.shape[1], config.seed).to(round_.updates.device)
+        sketches = directions(
+            round_.updates, round_.global_vector, self._signs, round_.layout.layers, config.sketch_width
+        )
+        clock.lap("directions")
+
+        judgement = self._judge_agreement(clients, shapes, sketches)
+        clock.lap("agreement graph")
+
+        accepted = judgement.accepted
+        coefficients = benign = clip_factors(norms, self.median_norm) * accepted / max(1, accepted.sum())
+        step = round_.weighted_sum(benign)
+        if config.eliminate and judgement.colluding.any():
+            away = judgement.colluding / judgement.colluding.sum()
+            poison = round_.weighted_sum(away)
+            factor = self._elimination(_norm(poison), _norm(step))
+            step, coefficients = step - factor * poison, benign - factor * away
+        self.window.let_in[-len(clients) :] = benign * norms
+        verdicts = explain_examination(clients, judgement, coefficients, config)
+        clock.lap("aggregation")
+        note = "" if accepted.any() else "Every client was refused: the global model was kept."
+        return Outcome(step, benign, verdicts, note)
+
+    def _judge_agreement(self, clients: tuple[ClientId, ...], shapes: Array, sketches: Sketches) -> Judgement:
+        config = self.config
+        self.window.add(self.round, clients, sketches)
+        examination = examine(self.window, self.usual.excess(shapes), config)
+        before = self.scores.read(clients, self.round)
+        malicious = suspected(examination.suspicion, before, config.record_weight)
+        accepted = ~malicious & (before >= config.poor_record)
+        moved = moved_scores(before, np.maximum(examination.suspicion, malicious), config.score_step)
+        after = self.scores.write(clients, moved, self.round)
+        self.usual.add(shapes[accepted])
+        self.poison_left += self.window.take_back(examination.members)
+        return Judgement(examination, malicious, accepted, after)
+
+    def _elimination(self, poison: float, accepted: float) -> float:
+        """The factor of the malicious mean update, of length `poison`, that is taken away from the model."""
+        if not poison > 0:
+            return 0.0
+        left = self.config.elimination_allowance * self.median_norm + self.poison_left
+        length = elimination_length(poison, accepted, self.median_norm, left, self.config)
+        self.poison_left -= length
+        return length / poison
+
+    def _printed(self, round_: Round, clock: _StageClock) -> Outcome:
+        """The paper's profile: the attributed client graph."""
         products = inner_products(
             round_.updates, round_.global_vector, [layer.columns for layer in round_.layout.layers]
         )
@@ -103,18 +199,26 @@ class G2uardFL(Aggregator):
         if len(round_.clients) < _FEWEST:
             outcome = self._clipped_mean(round_, clipping)
         else:
-            outcome = self._filtered(round_, products, clipping, clock)
+            layers = round_.layout.layers
+            raw = client_attributes(round_.updates, round_.global_vector, self._previous(round_), layers, products)
+            clock.lap("attributes")
+            judged = self._judge_graph(round_.clients, layers, products, raw, clipping, clock)
+            outcome = Outcome(round_.weighted_sum(judged.coefficients), judged.benign, judged.verdicts)
+            clock.lap("aggregation")
         self._remember(round_)
-        self.stage_seconds = clock.seconds
         return outcome
 
-    def _filtered(self, round_: Round, products: InnerProducts, clipping: Array, clock: _StageClock) -> Outcome:
-        config, clients, layers = self.config, round_.clients, round_.layout.layers
-
-        raw = client_attributes(round_.updates, round_.global_vector, self._previous(round_), layers, products)
-        attributes = normalised_attributes(raw)
-        clock.lap("attributes")
-
+    def _judge_graph(
+        self,
+        clients: tuple[ClientId, ...],
+        layers: tuple[Layer, ...],
+        products: InnerProducts,
+        raw_attributes: Array,
+        clipping: Array,
+        clock: _StageClock,
+    ) -> _GraphJudgement:
+        config = self.config
+        attributes = normalised_attributes(raw_attributes)
         graph_attributes, graph_edges = self.graph.smooth(
             self.round,
             clients,
@@ -159,9 +263,7 @@ class G2uardFL(Aggregator):
             distance_percentile=config.distance_percentile,
         )
         clock.lap("filtering and elimination")
-        outcome = Outcome(round_.weighted_sum(coefficients), benign, verdicts)
-        clock.lap("aggregation")
-        return outcome
+        return _GraphJudgement(coefficients, benign, verdicts)
 
     def _cluster(self, attributes: Array, edges: Array) -> Clustering:
         config = self.config
@@ -184,15 +286,17 @@ class G2uardFL(Aggregator):
         clients = round_.clients
         coefficients = clipping / len(clients)
         note = f"Only {len(clients)} usable client{'s' * (len(clients) > 1)}: nothing to compare with, clipped mean."
+        return Outcome(round_.weighted_sum(coefficients), coefficients, self._unexamined(clients, coefficients), note)
+
+    def _unexamined(self, clients: tuple[ClientId, ...], weights: Array) -> dict[ClientId, Verdict]:
         reason = (
             f"Accepted unexamined: with {len(clients)} of at least {_FEWEST} clients there was nothing to compare with."
         )
         scores = self.scores.write(clients, self.scores.read(clients, self.round), self.round)
-        verdicts = {
+        return {
             client: Verdict("accepted", reason, benign_score=float(score), weight=float(weight))
-            for client, score, weight in zip(clients, scores, coefficients, strict=True)
+            for client, score, weight in zip(clients, scores, weights, strict=True)
         }
-        return Outcome(round_.weighted_sum(coefficients), coefficients, verdicts, note)
 
     def _previous(self, round_: Round) -> list[Tensor]:
         """Each client's update of the round before, or the last global step where it was absent (0 in round 1)."""
@@ -219,8 +323,16 @@ class G2uardFL(Aggregator):
             "rows": [[client, last] for client, (_, last) in rows.items()],
             "edges": [[first, second, last] for (first, second), (_, last) in edges.items()],
             "last_clients": list(self._last_rows),
+            "window_clients": self.window.clients,
+            "window_rounds": self.window.rounds,
+            "window_let_in": self.window.let_in.tolist(),
+            "usual": self.usual.seen,
+            "poison_left": self.poison_left,
         }
-        arrays: dict[str, Any] = {"edge_strengths": np.array([strength for strength, _ in edges.values()])}
+        arrays: dict[str, Any] = {
+            "edge_strengths": np.array([strength for strength, _ in edges.values()]),
+            "window_sketches": self.window.sketches,
+        }
         if rows:
             arrays["row_attributes"] = np.stack([row for row, _ in rows.values()])
         if self._last_global is not None and self._last_updates is not None:
@@ -246,6 +358,11 @@ class G2uardFL(Aggregator):
                     (client, (row, last))
                     for (client, last), row in zip(values["rows"], arrays["row_attributes"], strict=True)
                 )
+            self.window.clients, self.window.rounds = list(values["window_clients"]), list(values["window_rounds"])
+            self.window.sketches = arrays["window_sketches"]
+            self.window.let_in = np.array(values["window_let_in"], dtype=np.float64)
+            self.poison_left = float(values["poison_left"])
+            self.usual.seen = [(length, peak) for length, peak in values["usual"]]
             if "last_global" in arrays:
                 self._last_global = torch.from_numpy(arrays["last_global"])
                 self._last_updates = torch.from_numpy(arrays["last_updates"])
@@ -267,6 +384,10 @@ class G2uardFL(Aggregator):
         return guard
 
 
+def _norm(vector: Tensor) -> float:
+    return float(torch.linalg.vector_norm(vector))
+
+
 def _plain(value: Any) -> Any:
     """NumPy integers as client ids become Python's, for JSON."""
     if isinstance(value, dict):
@@ -274,6 +395,15 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return [_plain(item) for item in value]
     return int(value) if isinstance(value, np.integer) else value
+
+
+@dataclass(frozen=True)
+class _GraphJudgement:
+    coefficients: Array
+    """For each client the factor of its update in the whole step."""
+    benign: Array
+    """The same without the elimination."""
+    verdicts: dict[ClientId, Verdict]
 
 
 class _StageClock:

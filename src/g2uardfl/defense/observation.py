@@ -9,16 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from ..aggregation import ClientId, Round
 from ..numerics import Array, InnerProducts, inner_products
 from ..weights import Layer
+from .agreement import Sketches, directions, random_signs
 from .attributes import client_attributes
+from .examination import update_shapes
 
-SKETCH_WIDTH = 128
+SKETCH_WIDTH = 256
 _COLUMNS = 1 << 20
 """How many columns are centred at a time."""
 
@@ -39,8 +40,10 @@ class Observation:
     """(layers x clients): of the updates with the last step of the global model."""
     step_squared: Array
     """(layers,): of that step with itself."""
-    sketches: npt.NDArray[np.float32]
-    """(clients x layers x width): short stand-ins for the updates, to compare them over rounds."""
+    shapes: Array
+    """(clients x 2): `update_shapes`."""
+    directions: Sketches
+    """(clients x layers x width): short unit vectors that stand for the updates, to compare them over rounds."""
 
 
 class Observer:
@@ -75,7 +78,8 @@ class Observer:
             centred=centred_products(updates, layers),
             along_step=with_step.gu,
             step_squared=with_step.gg,
-            sketches=self._sketch(updates, layers),
+            shapes=update_shapes(updates),
+            directions=self._directions(round_),
         )
         self._last_global, self._last_updates = global_vector, updates
         self._last_rows = {client: row for row, client in enumerate(round_.clients)}
@@ -85,22 +89,10 @@ class Observer:
         last, rows = self._last_updates, self._last_rows
         return [last[rows[client]] if last is not None and client in rows else step for client in round_.clients]
 
-    def _sketch(self, updates: Tensor, layers: tuple[Layer, ...]) -> npt.NDArray[np.float32]:
+    def _directions(self, round_: Round) -> Sketches:
         if self._signs is None:
-            generator = torch.Generator().manual_seed(self.seed)
-            signs = torch.randint(0, 2, (updates.shape[1],), generator=generator, dtype=torch.int8) * 2 - 1
-            self._signs = signs.to(updates.device)
-        return np.stack([sketch(updates[:, it.columns], self._signs[it.columns]) for it in layers], axis=1)
-
-
-def sketch(rows: Tensor, signs: Tensor, width: int = SKETCH_WIDTH) -> npt.NDArray[np.float32]:
-    """A short vector for each row whose inner products are, on average over random `signs`, those of the rows.
-
-    Columns are multiplied by their signs and summed up `width` apart (a count sketch).
-    """
-    flipped = rows * signs
-    padded = torch.nn.functional.pad(flipped, (0, -flipped.shape[1] % width))
-    return padded.view(len(rows), -1, width).sum(dim=1).float().cpu().numpy()
+            self._signs = random_signs(round_.updates.shape[1], self.seed).to(round_.updates.device)
+        return directions(round_.updates, round_.global_vector, self._signs, round_.layout.layers, SKETCH_WIDTH)
 
 
 def centred_products(updates: Tensor, layers: tuple[Layer, ...]) -> Array:

@@ -16,14 +16,14 @@ import numpy.typing as npt
 
 from ..aggregation import Aggregator, Outcome, Round
 from ..errors import StateError
-from ..numerics import Array, InnerProducts
+from ..numerics import InnerProducts
 from ..state_files import SavedState, read_state, write_state
 from ..weights import ModelLayout
 from .observation import Observation, Observer
 
 _KIND = "record"
 _LARGEST = float(np.finfo(np.float32).max)
-_ARRAYS = ("attributes", "centred", "along_step", "step_squared", "sketches", "gg", "gu", "uu")
+_ARRAYS = ("attributes", "centred", "along_step", "step_squared", "shapes", "directions", "gg", "gu", "uu")
 
 
 @dataclass
@@ -44,16 +44,14 @@ class Record:
         ]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write one file; measured numbers in single precision, sketches relative to their update's length in half."""
+        """Write one file; measured numbers in single precision, directions in half."""
         arrays: dict[str, npt.NDArray[Any]] = {}
         for number, observation in enumerate(self.rounds):
             for name in _ARRAYS:
                 source = observation.products if name in ("gg", "gu", "uu") else observation
                 values = getattr(source, name)
-                if name == "sketches":
-                    arrays[f"{number}.{name}"] = (values / _lengths(observation.products)).astype(np.float16)
-                else:
-                    arrays[f"{number}.{name}"] = np.clip(values, -_LARGEST, _LARGEST).astype(np.float32)
+                kind = np.float16 if name == "directions" else np.float32
+                arrays[f"{number}.{name}"] = np.clip(values, -_LARGEST, _LARGEST).astype(kind)
         document = {
             "clients": [list(observation.clients) for observation in self.rounds],
             "layers": list(self.rounds[0].layers) if self.rounds else [],
@@ -72,9 +70,11 @@ class Record:
             for number, clients in enumerate(values["clients"]):
                 found = {name: state.arrays[f"{number}.{name}"].astype(np.float64) for name in _ARRAYS}
                 products = InnerProducts(found.pop("gg"), found.pop("gu"), found.pop("uu"))
-                sketches = (found.pop("sketches") * _lengths(products)).astype(np.float32)
+                sketches = found.pop("directions").astype(np.float32)
                 rounds.append(
-                    Observation(tuple(clients), tuple(values["layers"]), products=products, sketches=sketches, **found)
+                    Observation(
+                        tuple(clients), tuple(values["layers"]), products=products, directions=sketches, **found
+                    )
                 )
             truth = [np.array(one, dtype=bool) for one in values["attacking"]]
             return Record(rounds, truth, dict(values["notes"]))
@@ -110,9 +110,3 @@ class Recording(Aggregator):
     def restore(self, state: SavedState) -> None:
         """As inside."""
         self.inner.restore(state)
-
-
-def _lengths(products: InnerProducts) -> Array:
-    """Each update's length, shaped like sketches; 1 where it is 0."""
-    lengths = np.sqrt(np.maximum(np.diagonal(products.total.uu[0].astype(np.float32)).astype(np.float64), 0))
-    return np.where(lengths > 0, lengths, 1.0)[:, None, None]

@@ -21,7 +21,7 @@ from ..numerics import Array
 from .clustering import Clustering
 
 ScoreUpdate = Literal["printed", "signed"]
-ScoreInit = Literal["variance", "deviation"]
+ScoreInit = Literal["variance", "deviation", "zero"]
 Mask = npt.NDArray[np.bool_]
 
 
@@ -140,8 +140,10 @@ class ScoreBook:
 def initial_score(client: ClientId, seed: int, init: ScoreInit = "variance") -> float:
     """A newcomer's score, drawn from N(0, 10^-3) by its id and the seed alone, so that arrival order does not matter.
 
-    "variance" reads 10^-3 as the variance, "deviation" as the standard deviation.
+    "variance" reads 10^-3 as the variance, "deviation" as the standard deviation; "zero" draws nothing.
     """
+    if init == "zero":
+        return 0.0
     kind = "s" if isinstance(client, str) else "i"
     digest = hashlib.blake2b(f"{seed}:{kind}:{client}".encode(), digest_size=16).digest()
     deviation = 1e-3**0.5 if init == "variance" else 1e-3

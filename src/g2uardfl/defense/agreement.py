@@ -1,0 +1,161 @@
+"""The agreement graph: whose updates point the same way, over the rounds that are remembered.
+
+A node is a submission: one client's update in one round. Honest clients learn many things, so near convergence their
+updates are almost at right angles to each other; whoever plants a backdoor pulls the model one and the same way, in
+this round and in the rounds before. The weight of the edge between two submissions says how much further their updates
+agree than updates of the same two rounds usually do. In one round of ten clients that is often too little to tell;
+over thirty rounds it is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ..aggregation import ClientId
+from ..numerics import Array, in_parallel
+from ..weights import Layer
+
+Sketches = npt.NDArray[np.float32]
+
+_SMALLEST_DEVIATION = 0.01
+"""Cosines that vary less than this are taken to vary this much."""
+_LEAST, _MOST = -6.0, 12.0
+"""How far a single layer may speak against or for agreement."""
+
+
+def random_signs(size: int, seed: int) -> Tensor:
+    """What `directions` multiplies the parameters by; only sketches with the same signs can be compared."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 2, (size,), generator=generator, dtype=torch.int8) * 2 - 1
+
+
+def directions(updates: Tensor, global_vector: Tensor, signs: Tensor, layers: Sequence[Layer], width: int) -> Sketches:
+    """(clients x layers x width): for each layer of each update a short unit vector, zero where the update is zero.
+
+    Parameters are multiplied by random signs and summed up `width` apart (a count sketch), so that the cosine of two
+    short vectors is that of the two long ones up to an error of about 1 / sqrt(width). What lies along the global model
+    is taken out: weight decay pulls everybody that way, and those most who have nothing to learn.
+    """
+
+    def sketch(row: Tensor) -> Array:
+        folded = torch.stack([_folded(row[it.columns], signs[it.columns], width) for it in layers])
+        return _unit(folded.double().cpu().numpy())
+
+    model = sketch(global_vector)
+    sketches = np.stack(list(in_parallel(sketch, updates.unbind())))
+    along = np.sum(sketches * model, axis=-1, keepdims=True)
+    return _unit(sketches - along * model).astype(np.float32)
+
+
+def _unit(vectors: Array) -> Array:
+    largest = np.abs(vectors).max(axis=-1, keepdims=True)
+    scaled = vectors / np.where(largest > 1e-12 * largest.max(initial=0.0), largest, np.inf)
+    lengths = np.linalg.norm(scaled, axis=-1, keepdims=True)
+    result: Array = scaled / np.where(lengths > 0, lengths, 1.0)
+    return result
+
+
+def _folded(values: Tensor, signs: Tensor, width: int) -> Tensor:
+    whole = len(values) // width * width
+    result = (values[:whole].view(-1, width) * signs[:whole].view(-1, width)).sum(dim=0)
+    result[: len(values) - whole] += values[whole:] * signs[whole:]
+    return result
+
+
+@dataclass
+class Window:
+    """The submissions of the last rounds, oldest first; the current round's come last.
+
+    A round is remembered whole or not at all, as many as `limit` submissions allow, and always the current one.
+    """
+
+    limit: int
+    clients: list[ClientId] = field(default_factory=list)
+    rounds: list[int] = field(default_factory=list)
+    sketches: Sketches = field(default_factory=lambda: np.zeros((0, 0, 0), dtype=np.float32))
+    let_in: Array = field(default_factory=lambda: np.zeros(0))
+    """How far each submission has moved the global model."""
+
+    def add(self, number: int, clients: Sequence[ClientId], sketches: Sketches) -> None:
+        """Take in round `number` and forget the oldest rounds that no longer fit."""
+        self.clients += clients
+        self.rounds += [number] * len(clients)
+        self.sketches = np.concatenate([self.sketches, sketches]) if len(self.sketches) else sketches
+        self.let_in = np.concatenate([self.let_in, np.zeros(len(clients))])
+        surplus = len(self.clients) - max(self.limit, len(clients))
+        if surplus > 0:
+            oldest_kept = self.rounds[surplus - 1] + 1
+            first = next(row for row, round_ in enumerate(self.rounds) if round_ >= oldest_kept)
+            self.clients, self.rounds = self.clients[first:], self.rounds[first:]
+            self.sketches, self.let_in = self.sketches[first:], self.let_in[first:]
+
+    def take_back(self, malicious: npt.NDArray[np.bool_]) -> float:
+        """How far the submissions in `malicious` have moved the model; they are not asked again."""
+        moved = float(self.let_in[malicious].sum())
+        self.let_in[malicious] = 0.0
+        return moved
+
+    def people(self) -> npt.NDArray[np.int64]:
+        """For each submission the number of its client, counted from 0."""
+        numbers: dict[ClientId, int] = {}
+        return np.array([numbers.setdefault(client, len(numbers)) for client in self.clients], dtype=np.int64)
+
+
+def agreement(window: Window) -> Array:
+    """(submissions x submissions): the weights of the agreement graph's edges.
+
+    In each layer the median cosine between two rounds is what their clients agree on anyway (early in training that is
+    much) and is taken away; the rest is measured in robust standard deviations, and the layers are averaged. A client
+    is not compared with itself: that it agrees with its own past says nothing.
+    """
+    people = window.people()
+    same = people[:, None] == people[None, :]
+    _, round_index, sizes = np.unique(window.rounds, return_inverse=True, return_counts=True)
+    place = _places(round_index, sizes)
+
+    def in_layer(rows: Tensor) -> Sketches:
+        cosines: Sketches = (rows @ rows.T).numpy()
+        cosines[same] = np.nan
+        cosines -= _block_medians(cosines, place, sizes)[round_index[:, None], round_index[None, :]]
+        deviation = 1.4826 * float(np.nanmedian(np.abs(cosines))) if not same.all() else 0.0
+        cosines /= max(deviation, _SMALLEST_DEVIATION)
+        return np.clip(cosines, _LEAST, _MOST, out=cosines)
+
+    layers = torch.from_numpy(window.sketches.transpose(1, 0, 2).copy()).unbind()
+    result = np.zeros(same.shape)
+    for one in in_parallel(in_layer, layers):
+        result += one
+    result[same] = 0.0
+    return result / len(layers)
+
+
+def _places(round_index: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Where each submission sits when every round is given as many seats as the largest."""
+    first = np.cumsum(sizes) - sizes
+    result: npt.NDArray[np.int64] = round_index * sizes.max() + np.arange(len(round_index)) - first[round_index]
+    return result
+
+
+def _block_medians(
+    cosines: npt.NDArray[np.float32], place: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
+) -> npt.NDArray[np.float32]:
+    """(rounds x rounds): the median of the cosines between the clients of two rounds, 0 where there are none."""
+    rounds, seats = len(sizes), int(sizes.max())
+    padded = np.full((rounds * seats, rounds * seats), np.nan, dtype=np.float32)
+    padded[place[:, None], place[None, :]] = cosines
+    blocks = padded.reshape(rounds, seats, rounds, seats).transpose(0, 2, 1, 3).reshape(rounds, rounds, seats * seats)
+    counts = np.sum(~np.isnan(blocks), axis=-1)
+    ordered = np.sort(blocks, axis=-1)  # what is missing sorts last
+
+    def at(rank: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        values: npt.NDArray[np.float32] = np.take_along_axis(ordered, np.maximum(rank, 0)[..., None], axis=-1)[..., 0]
+        return values
+
+    medians: npt.NDArray[np.float32] = np.where(counts > 0, (at((counts - 1) // 2) + at(counts // 2)) / 2, 0)
+    return medians

@@ -1,0 +1,202 @@
+"""What the default profile makes of a round: who is suspected, why, and what that does to the model.
+
+Three things make a client suspected: its update belongs to a community of submissions that agree beyond chance
+(`communities`); it agrees almost completely with another client of the round; or it is far longer or more peaked than
+accepted updates are. A client's record, its benign score, decides doubtful cases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..aggregation import ClientId, Decision, Verdict
+from ..numerics import Array
+from .agreement import Window, agreement
+from .communities import FEWEST_CLIENTS, Community, find_communities
+from .config import GuardConfig
+from .scoring import Mask
+
+_SMALLEST_SPREAD = 0.15
+"""Lengths and peaks (logarithms) that vary less than this are taken to vary this much."""
+_ENOUGH = 20
+"""With fewer accepted updates than this to compare with, a round is compared with itself."""
+_REMEMBERED = 200
+"""How many accepted updates' lengths and peaks are remembered."""
+_ALMOST_SURE = 1e-6
+
+
+@dataclass
+class Usual:
+    """The lengths and peaks of the last accepted updates."""
+
+    seen: list[tuple[float, float]] = field(default_factory=list)
+
+    def excess(self, shapes: Array) -> Array:
+        """For each update how far, in robust standard deviations, its length or peak exceeds the usual.
+
+        If most of a round exceeds it, it is the usual that has changed, and the round is compared with itself.
+        """
+        if len(self.seen) >= _ENOUGH:
+            beyond = _excess(shapes, np.array(self.seen))
+            if np.median(beyond) <= _excess(shapes, shapes).max():
+                return beyond
+        return _excess(shapes, shapes)
+
+    def add(self, shapes: Array) -> None:
+        """Remember accepted updates."""
+        self.seen = (self.seen + [(float(length), float(peak)) for length, peak in shapes])[-_REMEMBERED:]
+
+
+def _excess(shapes: Array, reference: Array) -> Array:
+    middle = np.median(reference, axis=0)
+    spread = np.maximum(1.4826 * np.median(np.abs(reference - middle), axis=0), _SMALLEST_SPREAD)
+    result: Array = ((shapes - middle) / spread).max(axis=1)
+    return result
+
+
+def update_shapes(updates: Tensor) -> Array:
+    """(clients x 2): the logarithms of each update's length and of its largest entry beside that length."""
+    peaks = updates.abs().amax(dim=1).double().cpu().numpy()
+    lengths = torch.linalg.vector_norm(updates, dim=1).double().cpu().numpy()
+    tiny = np.finfo(np.float64).tiny
+    return np.stack([np.log(lengths + tiny), np.log((peaks + tiny) / (lengths + tiny))], axis=1)
+
+
+@dataclass(frozen=True)
+class Examination:
+    """What was found out about the clients of one round."""
+
+    suspicion: Array
+    """For each client the probability that it attacks."""
+    community: list[Community | None]
+    """For each client the community it rather belongs to than not."""
+    twin: list[int | None]
+    """For each client the other one of this round that it agrees with almost completely."""
+    excess: Array
+    """How far length or peak exceed the usual."""
+    communities: list[Community]
+    members: Mask
+    """For each submission of the window whether it belongs to a community."""
+    known: int
+    """How many clients the window holds."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What is made of an examination."""
+
+    examination: Examination
+    malicious: Mask
+    accepted: Mask
+    scores: Array
+    """Benign scores after the round."""
+
+    @property
+    def colluding(self) -> Mask:
+        """The malicious clients of communities: those whose updates say where the backdoor lies."""
+        belongs = np.array([one is not None for one in self.examination.community])
+        result: Mask = self.malicious & belongs
+        return result
+
+
+def examine(window: Window, excess: Array, config: GuardConfig) -> Examination:
+    """Look at the last round of `window`, whose updates exceed the usual by `excess`."""
+    count = len(excess)
+    graph, people = agreement(window), window.people()
+    communities = find_communities(graph, people, config.least_evidence)
+    suspicion, members = np.zeros(count), np.zeros(len(graph), dtype=bool)
+    community: list[Community | None] = [None] * count
+    for one in communities:
+        suspicion = np.maximum(suspicion, one.belonging[-count:])
+        members |= one.members
+        community = [one if inside else other for inside, other in zip(one.members[-count:], community, strict=True)]
+    twins = [int(np.argmax(row)) if row.max() > config.twin_agreement else None for row in graph[-count:, -count:]]
+    suspicion[[twin is not None for twin in twins]] = 1.0
+    suspicion[excess > config.outlier_excess] = 1.0
+    return Examination(suspicion, community, twins, excess, communities, members, known=int(people.max()) + 1)
+
+
+def suspected(suspicion: Array, scores: Array, record_weight: float) -> Mask:
+    """Who is taken for an attacker: more likely than not, where a bad record makes it likelier.
+
+    The log-odds of the suspicion are raised by `record_weight` times how far the benign score lies below 0.
+    """
+    bounded = np.clip(suspicion, _ALMOST_SURE, 1 - _ALMOST_SURE)
+    result: Mask = np.log(bounded / (1 - bounded)) - record_weight * np.minimum(scores, 0) > 0
+    return result
+
+
+def moved_scores(scores: Array, suspicion: Array, step: float) -> Array:
+    """Scores move by the share `step` towards +1 for the unsuspected and -1 for the surely malicious."""
+    result: Array = scores + step * ((1 - 2 * suspicion) - scores)
+    return result
+
+
+def elimination_length(poison: float, accepted: float, usual: float, left: float, config: GuardConfig) -> float:
+    """How far to move away from the malicious updates' mean.
+
+    `elimination_rate` times its clipped length, but at most `elimination_bound` times the step of the accepted clients,
+    and no further than what is `left` to take out. The further attackers still have to pull the model, the less of
+    their backdoor is in it: nothing is taken out where they pull by `far_pull` usual updates or more.
+
+    Parameters
+    ----------
+    poison, accepted, usual
+        Lengths of the malicious mean update, of the accepted clients' step and of a usual update.
+    """
+    if not usual > 0:
+        return 0.0
+    already_in = max(0.0, 1.0 - poison / usual / config.far_pull)
+    wanted = config.elimination_rate * already_in * min(poison, usual)
+    return max(0.0, min(wanted, config.elimination_bound * accepted, left))
+
+
+def explain_examination(
+    clients: Sequence[ClientId], judgement: Judgement, weights: Array, config: GuardConfig
+) -> dict[ClientId, Verdict]:
+    """A verdict with its reason for each client, whose update has the given weight in the new model."""
+    examination, scores = judgement.examination, judgement.scores
+    verdicts: dict[ClientId, Verdict] = {}
+    for row, client in enumerate(clients):
+        decision: Decision
+        if judgement.malicious[row]:
+            decision, reason = "malicious", f"Taken for an attacker: {_grounds(row, clients, examination, config)}."
+        elif not judgement.accepted[row]:
+            decision = "held_out"
+            reason = f"Held out: nothing against this update, but its record is poor (score {scores[row]:.2f} by now)."
+        elif examination.known < FEWEST_CLIENTS:
+            decision = "accepted"
+            reason = f"Accepted unexamined: with {examination.known} clients there was nothing to compare with."
+        else:
+            decision = "accepted"
+            reason = "Accepted: its update agrees with nobody's beyond chance, and its length is usual."
+        community = examination.community[row]
+        verdicts[client] = Verdict(
+            decision,
+            reason,
+            benign_score=float(scores[row]),
+            cluster=0 if community is None else 1 + examination.communities.index(community),
+            distance=float(examination.suspicion[row]),
+            weight=float(weights[row]),
+        )
+    return verdicts
+
+
+def _grounds(row: int, clients: Sequence[ClientId], examination: Examination, config: GuardConfig) -> str:
+    community, twin = examination.community[row], examination.twin[row]
+    if examination.excess[row] > config.outlier_excess:
+        return f"its update is far longer or more peaked than usual ({examination.excess[row]:.0f} standard deviations)"
+    if community is not None:
+        size = int(community.members.sum())
+        return (
+            f"its update points the same way as {size - 1} others of the last rounds "
+            f"(agreement {community.agreement:.1f}, evidence {community.evidence:.0f})"
+        )
+    if twin is not None:
+        return f"its update agrees almost completely with that of client {clients[twin]!r}"
+    return f"its update looks suspicious (probability {examination.suspicion[row]:.2f}) and its record is poor"
