@@ -10,7 +10,7 @@ import typer
 
 from .._version import __version__
 from ..errors import G2uardFLError
-from . import data, demo, experiment, listing
+from . import data, demo, experiment, listing, replaying
 
 app = typer.Typer(
     name="g2uardfl",
@@ -42,6 +42,7 @@ def _options(
 
 demo.register(app)
 experiment.register(app)
+replaying.register(app)
 listing.register(app)
 app.add_typer(data.app, name="data")
 

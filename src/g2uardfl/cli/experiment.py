@@ -78,6 +78,9 @@ def run(
     tensorboard: Annotated[
         bool, _option("Write TensorBoard events into the run directory.", _FILES, "--tensorboard")
     ] = False,
+    record: Annotated[
+        bool, _option("Note what the defence saw in record.npz, for g2uardfl replay.", _FILES, "--record")
+    ] = False,
     resume_run: Annotated[bool, _option("Go on with the unfinished run in --out.", _FILES, "--resume")] = False,
     overwrite: Annotated[bool, _option("Replace a run that is already in --out.", _FILES, "--overwrite")] = False,
 ) -> None:
@@ -109,7 +112,7 @@ def run(
         go_on(place, tensorboard=tensorboard)
         return
     directory = RunDirectory(place, overwrite=overwrite)
-    _carry_out(simulation, directory, tensorboard=tensorboard)
+    _carry_out(simulation, directory, tensorboard=tensorboard, record=record)
 
 
 def resume(
@@ -126,7 +129,9 @@ def go_on(place: Path, *, tensorboard: bool = False) -> None:
     _carry_out(resumed(place), RunDirectory(place, resume=True), tensorboard=tensorboard)
 
 
-def _carry_out(simulation: Simulation, directory: RunDirectory, *, tensorboard: bool) -> None:
+def _carry_out(
+    simulation: Simulation, directory: RunDirectory, *, tensorboard: bool = False, record: bool = False
+) -> None:
     """Run what is left of a simulation with a progress bar; then its report and a table."""
     from rich.console import Console
 
@@ -148,6 +153,10 @@ def _carry_out(simulation: Simulation, directory: RunDirectory, *, tensorboard: 
             from ..simulation.tensorboard import TensorBoard
 
             callbacks.append(TensorBoard(place))
+        if record:
+            from ..simulation.recorder import Recorder
+
+            callbacks.append(Recorder(place))
         if not simulation.weights:
             simulation.prepare(on_epoch=pretraining_bar(progress))
         simulation.run(callbacks)

@@ -1,0 +1,66 @@
+"""Recorded rounds decided again, in seconds and without training: how well would this defence have told attackers?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from sklearn.metrics import adjusted_rand_score
+
+from ..aggregation import Aggregator
+from ..defense.recording import Record
+from ..errors import ConfigError
+from .metrics import Detection
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What a defence made of a record."""
+
+    rounds: int
+    refused: float
+    """The share of all submissions that were refused."""
+    detection: Detection | None
+    """None where the record does not tell who attacked; the next two are then NaN."""
+    rand_index: float
+    """The adjusted Rand index of clusters and truth, over the rounds that had attackers and others."""
+    attacker_accepted: float
+    """The share of rounds in which an attacker was accepted."""
+    seconds: float
+
+
+def replay(record: Record, defense: Aggregator, on_round: Callable[[], None] = lambda: None) -> Replay:
+    """Let `defense`, which must have a `judge` as the guard has, decide every round of `record` in turn."""
+    judge = getattr(defense, "judge", None)
+    if judge is None:
+        raise ConfigError(
+            f"{defense.name} cannot decide recorded rounds (it has no `judge`): replay g2uardfl, with any of its settings"
+        )
+    known = bool(record.attacking)
+    malicious = set(record.notes.get("malicious", ()))
+    detection, indices, accepted_rounds, refused, judged = Detection(), [], 0, 0, 0
+    began = time.perf_counter()
+    for number, observation in enumerate(record.rounds):
+        verdicts = judge(observation)
+        flagged = {client for client, verdict in verdicts.items() if verdict.refused}
+        refused, judged = refused + len(flagged), judged + len(verdicts)
+        if known:
+            truth = record.attacking[number]
+            attacking = {client for client, one in zip(observation.clients, truth, strict=True) if one}
+            behaving = malicious & set(observation.clients) - attacking
+            detection.add(flagged, attacking, observation.clients, behaving)
+            accepted_rounds += bool(attacking - flagged)
+            if 0 < truth.sum() < len(truth):
+                clusters = [verdicts[client].cluster or 0 for client in observation.clients]
+                indices.append(adjusted_rand_score(truth, clusters))
+        on_round()
+    return Replay(
+        rounds=len(record.rounds),
+        refused=refused / judged if judged else 0.0,
+        detection=detection if known else None,
+        rand_index=float(np.mean(indices)) if indices else float("nan"),
+        attacker_accepted=accepted_rounds / len(record.rounds) if known and record.rounds else float("nan"),
+        seconds=time.perf_counter() - began,
+    )
