@@ -6,6 +6,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..aggregation import ClientId
+
 
 def defense_score(acc: float, asr: float) -> float:
     """DS = 2 ACC (1 - ASR) / (ACC + 1 - ASR): the harmonic mean of accuracy and resistance.
@@ -32,10 +34,10 @@ class Detection:
 
     def add(
         self,
-        flagged: Collection[str],
-        attacking: Collection[str],
-        judged: Collection[str],
-        behaving: Collection[str] = (),
+        flagged: Collection[ClientId],
+        attacking: Collection[ClientId],
+        judged: Collection[ClientId],
+        behaving: Collection[ClientId] = (),
     ) -> None:
         """Count one round; `behaving` are malicious clients that did not attack in it."""
         for client in judged:

@@ -1,4 +1,4 @@
-"""Recorded rounds decided again, in seconds and without training: how well would this defence have told attackers?"""
+"""Recorded rounds decided again, in seconds and without training."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def replay(record: Record, defense: Aggregator, on_round: Callable[[], None] = l
     judge = getattr(defense, "judge", None)
     if judge is None:
         raise ConfigError(
-            f"{defense.name} cannot decide recorded rounds (it has no `judge`): replay g2uardfl, with any of its settings"
+            f"{defense.name} cannot decide recorded rounds (it has no `judge`): replay g2uardfl with other settings"
         )
     known = bool(record.attacking)
     malicious = set(record.notes.get("malicious", ()))
