@@ -98,8 +98,8 @@ class Aggregator(ABC):
     name: ClassVar[str]
     summary: ClassVar[str]
     """One line for `g2uardfl list defenses`."""
-    uses_num_examples: ClassVar[bool] = False
-    """Whether the rule trusts the sample counts that clients report."""
+    uses_num_examples: bool = False
+    """Whether the rule trusts the sample counts that clients report; it may depend on the settings."""
     takes_seed: ClassVar[bool] = False
     """Whether the rule draws random numbers and takes a `seed`."""
     Settings: ClassVar[type] = NoSettings
