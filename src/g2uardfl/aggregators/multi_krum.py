@@ -53,7 +53,7 @@ class MultiKrum(Aggregator):
         """Average the clients with the lowest scores."""
         clients = len(round_.clients)
         malicious_clients, note = tolerable(int(self.settings.malicious_clients), clients, 2)
-        scores = krum_scores(squared_distances(update_products(round_.updates)), malicious_clients)
+        scores = krum_scores(squared_distances(update_products(round_.sent)), malicious_clients)
         kept = min(int(self.settings.selected_clients) or clients - malicious_clients, clients)
         selected = np.argsort(scores, kind="stable")[:kept]
         shares = np.zeros(clients)
