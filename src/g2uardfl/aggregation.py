@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .numerics import Array, in_parallel
+from .numerics import Array, empty, in_parallel, one_thread
 from .settings import NoSettings, build
 from .state_files import SavedState
 from .updates import SentUpdates, each_block
@@ -161,7 +161,7 @@ class Aggregator(ABC):
             return AggregationResult(kept, _in_callers_order(client_weights, invalid), note)
         outcome = self.combine(round_)
         averaged = _average_buffers(buffers, outcome.shares)
-        weights = layout.rebuild(global_weights, round_.global_vector + outcome.step, averaged)
+        weights = layout.rebuild(global_weights, _moved(round_.global_vector, outcome.step), averaged)
         return AggregationResult(
             weights, _in_callers_order(client_weights, {**outcome.verdicts, **invalid}), outcome.note
         )
@@ -198,7 +198,8 @@ def _read_round(
     if not isinstance(client_weights, Mapping) or not client_weights:
         raise ValueError("no clients: pass a mapping of at least one client id to its weights")
     global_vector = layout.flatten(global_weights)
-    global_norm = float(torch.linalg.vector_norm(global_vector))
+    with one_thread():
+        global_norm = float(torch.linalg.vector_norm(global_vector))
 
     def opened(client: ClientId) -> _Message | Verdict:
         try:
@@ -258,6 +259,11 @@ def _checked_examples(value: object) -> float:
     if not 0 <= examples < 1e15:
         raise BadWeightsError(f"says it trained on {value!r} samples")
     return examples
+
+
+@one_thread()
+def _moved(global_vector: Tensor, step: Tensor) -> Tensor:
+    return torch.add(global_vector, step, out=empty(len(global_vector), like=global_vector))
 
 
 def _average_buffers(buffers: list[dict[str, Tensor]], shares: Array) -> dict[str, Tensor]:

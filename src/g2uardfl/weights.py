@@ -11,13 +11,14 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .numerics import empty
+from .numerics import empty, in_parallel, one_thread
 
 Weights = Mapping[str, Any]
 """An ordered mapping name -> NumPy array or torch tensor."""
@@ -45,7 +46,7 @@ class Entry:
     @property
     def size(self) -> int:
         """How many numbers the array holds."""
-        return int(np.prod(self.shape, dtype=np.int64))
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ class ModelLayout:
     """The dtype of the flattened vectors: float32, or float64 where the model holds float64."""
 
     @staticmethod
+    @one_thread()
     def of(weights: Weights) -> ModelLayout:
         """Read the layout off a model; raises ValueError when there is nothing to defend in it."""
         if not isinstance(weights, Mapping) or not weights:
@@ -115,12 +117,12 @@ class ModelLayout:
         """The length of a flattened model."""
         return int(self.layers[-1].columns.stop)
 
-    @property
+    @cached_property
     def parameters(self) -> list[Entry]:
         """The learnt parameters that hold at least one number."""
         return [entry for entry in self.entries if entry.kind == "parameter" and entry.size]
 
-    @property
+    @cached_property
     def buffers(self) -> list[Entry]:
         """Running statistics and counters, which are averaged but never compared, clipped or extrapolated."""
         return [entry for entry in self.entries if entry.kind != "parameter" and entry.size]
@@ -133,8 +135,9 @@ class ModelLayout:
         """The parameters of `weights` as one vector, on the device of the first of them."""
         device = as_tensor(weights[self.parameters[0].name]).device
         vector = empty(self.num_parameters, like=torch.empty(0, dtype=self.dtype, device=device))
-        for entry in self.parameters:
-            vector[entry.columns].copy_(as_tensor(weights[entry.name]).reshape(-1))
+        with one_thread():
+            for entry in self.parameters:
+                vector[entry.columns].copy_(as_tensor(weights[entry.name]).reshape(-1))
         return vector
 
     def subtract(self, weights: Weights, global_vector: Tensor, out: Tensor) -> None:
@@ -187,9 +190,9 @@ class ModelLayout:
 
     def rebuild(self, like: Weights, vector: Tensor, buffers: Mapping[str, Tensor]) -> dict[str, Any]:
         """A model with the parameters of `vector` and the given buffers, in the names, kinds and dtypes of `like`."""
-        built: dict[str, Any] = {}
-        for entry in self.entries:
-            original = like[entry.name]
+
+        def build(item: tuple[Entry, Any]) -> Any:
+            entry, original = item
             if entry.kind == "parameter":
                 value = _fit(vector[entry.columns].reshape(entry.shape), entry.dtype)
             elif entry.name in buffers:
@@ -197,10 +200,12 @@ class ModelLayout:
             else:
                 value = as_tensor(original).clone()
             if isinstance(original, Tensor):
-                built[entry.name] = value.to(original.device)
-            else:
-                built[entry.name] = value.to("cpu").numpy().astype(original.dtype, copy=False)
-        return built
+                return value.to(original.device)
+            return value.to("cpu").numpy().astype(original.dtype, copy=False)
+
+        names = [entry.name for entry in self.entries]
+        items = [(entry, like[entry.name]) for entry in self.entries]
+        return dict(zip(names, in_parallel(build, items), strict=True))
 
 
 def as_tensor(value: object) -> Tensor:
