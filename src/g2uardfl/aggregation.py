@@ -88,7 +88,7 @@ class Round:
     def weighted_sum(self, coefficients: Array) -> Tensor:
         """Σ_i c_i Δw_i, with one coefficient for each client."""
         weights = torch.from_numpy(coefficients).to(self.global_vector)
-        if weights.device.type != "cpu":
+        if isinstance(self.sent, Tensor) or self.sent.is_made:
             return weights @ self.updates
         return each_block(self.sent, lambda block: torch.from_numpy(weights.numpy() @ block.numpy()))
 

@@ -43,8 +43,13 @@ class SentUpdates:
     def __len__(self) -> int:
         return self.shape[0]
 
+    @property
+    def is_made(self) -> bool:
+        """Whether `matrix` has been made; blocks and rows are then parts of it."""
+        return "matrix" in self.__dict__
+
     def __getitem__(self, index: tuple[slice, slice]) -> Tensor:
-        if "matrix" in self.__dict__:
+        if self.is_made:
             return self.matrix[index]
         start, stop, _ = index[1].indices(self.shape[1])
         subtracted = self._global_vector.numpy()
@@ -59,7 +64,7 @@ class SentUpdates:
 
     def row(self, client: int) -> Tensor:
         """The update of one client."""
-        if "matrix" in self.__dict__:
+        if self.is_made:
             return self.matrix[client]
         return self._read(client, empty(self.shape[1], like=self._global_vector))
 
