@@ -43,7 +43,7 @@ def record(settings: dict[str, Any], clean: bool, skip: int, path: str) -> str:
             kept = replace(
                 round_,
                 clients=tuple(round_.clients[row] for row in honest),
-                updates=round_.updates[honest],
+                sent=round_.updates[honest],
                 num_examples=round_.num_examples[honest],
             )
             outcome = simulation.average.combine(kept)

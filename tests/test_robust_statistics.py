@@ -11,13 +11,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from g2uardfl.aggregators._coordinates import each_block, in_order
+from g2uardfl.aggregators._coordinates import in_order
 from g2uardfl.aggregators._distances import update_norms
 from g2uardfl.aggregators.median import Median
 from g2uardfl.aggregators.ndc import NDC
 from g2uardfl.aggregators.rfa import RFA
 from g2uardfl.aggregators.trimmed_mean import TrimmedMean, trimmed_clients
 from g2uardfl.errors import ConfigError
+from g2uardfl.updates import each_block
 from models import batch_norm_model, perturbed
 from rounds import assert_same_on_gpu, byzfl, decisions, flower, rounds, send, updates_of, vector
 

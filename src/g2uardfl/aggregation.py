@@ -10,16 +10,17 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .numerics import Array
+from .numerics import Array, empty, in_parallel, one_thread
 from .settings import NoSettings, build
 from .state_files import SavedState
+from .updates import SentUpdates, each_block
 from .weights import BadWeightsError, ModelLayout, Weights, largest_usable
 
 logger = logging.getLogger("g2uardfl")
@@ -65,19 +66,31 @@ class AggregationResult:
 
 @dataclass(frozen=True)
 class Round:
-    """The usable updates of one round, as one matrix. Clients are in a canonical order, whatever order they came in."""
+    """The usable updates of one round. Clients are in a canonical order, whatever order they came in."""
 
     layout: ModelLayout
     global_vector: Tensor
     clients: tuple[ClientId, ...]
-    updates: Tensor
-    """(clients x parameters): each client's weights minus the global model's."""
+    sent: Tensor | SentUpdates
+    """`updates` for rules that need only some columns at a time: `sent[:, columns]`."""
     num_examples: Array
     """How many samples each client says it trained on; ones where nobody asked."""
 
+    @property
+    def updates(self) -> Tensor:
+        """(clients x parameters): each client's weights minus the global model's."""
+        return self.sent if isinstance(self.sent, Tensor) else self.sent.matrix
+
+    def update(self, row: int) -> Tensor:
+        """One row of `updates`."""
+        return self.sent[row] if isinstance(self.sent, Tensor) else self.sent.row(row)
+
     def weighted_sum(self, coefficients: Array) -> Tensor:
         """Σ_i c_i Δw_i, with one coefficient for each client."""
-        return torch.from_numpy(coefficients).to(self.updates) @ self.updates
+        weights = torch.from_numpy(coefficients).to(self.global_vector)
+        if isinstance(self.sent, Tensor) or self.sent.is_made:
+            return weights @ self.updates
+        return each_block(self.sent, lambda block: torch.from_numpy(weights.numpy() @ block.numpy()))
 
 
 @dataclass(frozen=True)
@@ -98,8 +111,8 @@ class Aggregator(ABC):
     name: ClassVar[str]
     summary: ClassVar[str]
     """One line for `g2uardfl list defenses`."""
-    uses_num_examples: ClassVar[bool] = False
-    """Whether the rule trusts the sample counts that clients report."""
+    uses_num_examples: bool = False
+    """Whether the rule trusts the sample counts that clients report; it may depend on the settings."""
     takes_seed: ClassVar[bool] = False
     """Whether the rule draws random numbers and takes a `seed`."""
     Settings: ClassVar[type] = NoSettings
@@ -148,7 +161,7 @@ class Aggregator(ABC):
             return AggregationResult(kept, _in_callers_order(client_weights, invalid), note)
         outcome = self.combine(round_)
         averaged = _average_buffers(buffers, outcome.shares)
-        weights = layout.rebuild(global_weights, round_.global_vector + outcome.step, averaged)
+        weights = layout.rebuild(global_weights, _moved(round_.global_vector, outcome.step), averaged)
         return AggregationResult(
             weights, _in_callers_order(client_weights, {**outcome.verdicts, **invalid}), outcome.note
         )
@@ -168,12 +181,12 @@ class Aggregator(ABC):
         """Go on from what `state` returned."""
 
 
-@dataclass
-class _Reading:
-    clients: list[ClientId] = field(default_factory=list)
-    buffers: list[dict[str, Tensor]] = field(default_factory=list)
-    examples: list[float] = field(default_factory=list)
-    invalid: dict[ClientId, Verdict] = field(default_factory=dict)
+@dataclass(frozen=True)
+class _Message:
+    """What a client sent."""
+
+    weights: dict[str, Tensor]
+    examples: float
 
 
 def _read_round(
@@ -185,34 +198,50 @@ def _read_round(
     if not isinstance(client_weights, Mapping) or not client_weights:
         raise ValueError("no clients: pass a mapping of at least one client id to its weights")
     global_vector = layout.flatten(global_weights)
-    updates = torch.empty(len(client_weights), layout.num_parameters, dtype=layout.dtype, device=global_vector.device)
-    reading = _Reading()
-    for client in sorted(client_weights, key=_canonical):
-        row = updates[len(reading.clients)]
+    with one_thread():
+        global_norm = float(torch.linalg.vector_norm(global_vector))
+
+    def opened(client: ClientId) -> _Message | Verdict:
         try:
             examples = 1.0 if num_examples is None else _checked_examples(num_examples.get(client))
-            layout.check(client_weights[client])
-            layout.subtract(client_weights[client], global_vector, out=row)
-            _check_finite(row)
-            reading.buffers.append(layout.buffer_values(client_weights[client]))
+            return _Message(layout.check(client_weights[client]), examples)
         except BadWeightsError as error:
-            reading.invalid[client] = Verdict("invalid", f"The client {error}.")
-            continue
-        reading.clients.append(client)
-        reading.examples.append(examples)
-    round_ = Round(
-        layout,
-        global_vector,
-        tuple(reading.clients),
-        updates[: len(reading.clients)],
-        np.asarray(reading.examples, dtype=np.float64),
-    )
-    return round_, reading.buffers, reading.invalid
+            return _invalid(error)
+
+    def checked(message: _Message | Verdict) -> dict[str, Tensor] | Verdict:
+        if isinstance(message, Verdict):
+            return message
+        try:
+            _check_finite(layout, message.weights, global_vector, global_norm)
+            return layout.buffer_values(message.weights)
+        except BadWeightsError as error:
+            return _invalid(error)
+
+    messages = {client: opened(client) for client in sorted(client_weights, key=_canonical)}
+    found = dict(zip(messages, in_parallel(checked, list(messages.values())), strict=True))
+    invalid = {client: verdict for client, verdict in found.items() if isinstance(verdict, Verdict)}
+    buffers = {client: values for client, values in found.items() if not isinstance(values, Verdict)}
+    usable = [message for client, message in messages.items() if client in buffers and isinstance(message, _Message)]
+    updates = SentUpdates(layout, global_vector, [message.weights for message in usable])
+    examples = np.array([message.examples for message in usable], dtype=np.float64)
+    return Round(layout, global_vector, tuple(buffers), updates, examples), list(buffers.values()), invalid
 
 
-def _check_finite(update: Tensor) -> None:
-    norm = float(torch.linalg.vector_norm(update))
-    if norm <= largest_usable(update.dtype):
+def _invalid(error: BadWeightsError) -> Verdict:
+    return Verdict("invalid", f"The client {error}.")
+
+
+def _check_finite(layout: ModelLayout, weights: Weights, global_vector: Tensor, global_norm: float) -> None:
+    """Raise `BadWeightsError` for an update that holds NaN or infinity, or is too long to be squared.
+
+    No update is longer than the two models together, so that it has to be computed only where these are very long.
+    """
+    largest = largest_usable(layout.dtype)
+    if layout.norm(weights) + global_norm <= largest / 2:
+        return
+    update = torch.empty_like(global_vector)
+    layout.subtract(weights, global_vector, out=update)
+    if float(torch.linalg.vector_norm(update)) <= largest:
         return
     if not bool(torch.isfinite(update).all()):
         raise BadWeightsError("sent NaN, infinity or numbers too large for the model")
@@ -230,6 +259,11 @@ def _checked_examples(value: object) -> float:
     if not 0 <= examples < 1e15:
         raise BadWeightsError(f"says it trained on {value!r} samples")
     return examples
+
+
+@one_thread()
+def _moved(global_vector: Tensor, step: Tensor) -> Tensor:
+    return torch.add(global_vector, step, out=empty(len(global_vector), like=global_vector))
 
 
 def _average_buffers(buffers: list[dict[str, Tensor]], shares: Array) -> dict[str, Tensor]:

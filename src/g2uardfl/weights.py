@@ -11,11 +11,14 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from .numerics import empty, in_parallel, one_thread
 
 Weights = Mapping[str, Any]
 """An ordered mapping name -> NumPy array or torch tensor."""
@@ -43,7 +46,7 @@ class Entry:
     @property
     def size(self) -> int:
         """How many numbers the array holds."""
-        return int(np.prod(self.shape, dtype=np.int64))
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,7 @@ class ModelLayout:
     """The dtype of the flattened vectors: float32, or float64 where the model holds float64."""
 
     @staticmethod
+    @one_thread()
     def of(weights: Weights) -> ModelLayout:
         """Read the layout off a model; raises ValueError when there is nothing to defend in it."""
         if not isinstance(weights, Mapping) or not weights:
@@ -84,7 +88,7 @@ class ModelLayout:
                 tensors[name] = as_tensor(value)
             except BadWeightsError as error:
                 raise ValueError(f"the global model's {name!r} {error}") from error
-            if tensors[name].is_floating_point() and not bool(torch.isfinite(tensors[name]).all()):
+            if tensors[name].is_floating_point() and not _is_finite(tensors[name]):
                 raise ValueError(f"the global model's {name!r} holds NaN or infinity: start from a sound model")
         kinds = {name: _kind(name, tensor) for name, tensor in tensors.items()}
         by_layer: dict[str, list[str]] = {}
@@ -113,12 +117,12 @@ class ModelLayout:
         """The length of a flattened model."""
         return int(self.layers[-1].columns.stop)
 
-    @property
+    @cached_property
     def parameters(self) -> list[Entry]:
         """The learnt parameters that hold at least one number."""
         return [entry for entry in self.entries if entry.kind == "parameter" and entry.size]
 
-    @property
+    @cached_property
     def buffers(self) -> list[Entry]:
         """Running statistics and counters, which are averaged but never compared, clipped or extrapolated."""
         return [entry for entry in self.entries if entry.kind != "parameter" and entry.size]
@@ -130,9 +134,10 @@ class ModelLayout:
     def flatten(self, weights: Weights) -> Tensor:
         """The parameters of `weights` as one vector, on the device of the first of them."""
         device = as_tensor(weights[self.parameters[0].name]).device
-        vector = torch.empty(self.num_parameters, dtype=self.dtype, device=device)
-        for entry in self.parameters:
-            vector[entry.columns].copy_(as_tensor(weights[entry.name]).reshape(-1))
+        vector = empty(self.num_parameters, like=torch.empty(0, dtype=self.dtype, device=device))
+        with one_thread():
+            for entry in self.parameters:
+                vector[entry.columns].copy_(as_tensor(weights[entry.name]).reshape(-1))
         return vector
 
     def subtract(self, weights: Weights, global_vector: Tensor, out: Tensor) -> None:
@@ -141,8 +146,13 @@ class ModelLayout:
             value = as_tensor(weights[entry.name]).to(out.device).reshape(-1)
             torch.sub(value, global_vector[entry.columns], out=out[entry.columns])
 
-    def check(self, weights: object) -> None:
-        """Raise `BadWeightsError` when a client's mapping has other names, shapes or kinds than the model."""
+    def norm(self, weights: Mapping[str, Tensor]) -> float:
+        """The length of the parameters of `weights`, roughly; infinity or NaN where its square does not fit."""
+        lengths = [_norm(weights[entry.name]) for entry in self.parameters]
+        return float(torch.linalg.vector_norm(torch.stack([length.to(lengths[0]) for length in lengths])))
+
+    def check(self, weights: object) -> dict[str, Tensor]:
+        """A client's mapping as tensors; raises `BadWeightsError` where names, shapes or kinds are not the model's."""
         if not isinstance(weights, Mapping):
             raise BadWeightsError(f"sent a {type(weights).__name__} instead of named arrays")
         names = {entry.name for entry in self.entries}
@@ -152,15 +162,17 @@ class ModelLayout:
         extra = [name for name in weights if name not in names]
         if extra:
             raise BadWeightsError(f"sent {_some(extra)}, which the model does not have")
+        tensors = {}
         for entry in self.entries:
             try:
-                tensor = as_tensor(weights[entry.name])
+                tensor = tensors[entry.name] = as_tensor(weights[entry.name])
             except BadWeightsError as error:
                 raise BadWeightsError(f"sent {entry.name!r} that {error}") from error
             if tuple(tensor.shape) != entry.shape:
                 raise BadWeightsError(f"sent {entry.name!r} of shape {tuple(tensor.shape)} instead of {entry.shape}")
             if tensor.is_floating_point() != entry.dtype.is_floating_point:
                 raise BadWeightsError(f"sent {entry.name!r} as {_dtype(tensor.dtype)} instead of {_dtype(entry.dtype)}")
+        return tensors
 
     def buffer_values(self, weights: Weights) -> dict[str, Tensor]:
         """A client's running statistics and counters in float64; raises `BadWeightsError` when they make no sense."""
@@ -178,20 +190,22 @@ class ModelLayout:
 
     def rebuild(self, like: Weights, vector: Tensor, buffers: Mapping[str, Tensor]) -> dict[str, Any]:
         """A model with the parameters of `vector` and the given buffers, in the names, kinds and dtypes of `like`."""
-        built: dict[str, Any] = {}
-        for entry in self.entries:
-            original = like[entry.name]
+
+        def build(item: tuple[Entry, Any]) -> Any:
+            entry, original = item
             if entry.kind == "parameter":
                 value = _fit(vector[entry.columns].reshape(entry.shape), entry.dtype)
             elif entry.name in buffers:
                 value = _fit(buffers[entry.name], entry.dtype)
             else:
-                value = as_tensor(original)
+                value = as_tensor(original).clone()
             if isinstance(original, Tensor):
-                built[entry.name] = value.to(original.device).clone()
-            else:
-                built[entry.name] = value.to("cpu").numpy().astype(original.dtype, copy=True)
-        return built
+                return value.to(original.device)
+            return value.to("cpu").numpy().astype(original.dtype, copy=False)
+
+        names = [entry.name for entry in self.entries]
+        items = [(entry, like[entry.name]) for entry in self.entries]
+        return dict(zip(names, in_parallel(build, items), strict=True))
 
 
 def as_tensor(value: object) -> Tensor:
@@ -219,8 +233,18 @@ def largest_usable(dtype: torch.dtype) -> float:
     return math.sqrt(torch.finfo(dtype).max) / 16
 
 
+def _norm(value: Tensor) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(value, dtype=torch.promote_types(value.dtype, torch.float32))
+    return norm
+
+
+def _is_finite(value: Tensor) -> bool:
+    # The sum of squares is quickly had, and finite only where all numbers are.
+    return math.isfinite(_norm(value)) or bool(torch.isfinite(value).all())
+
+
 def _fit(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """Convert to `dtype`, rounding to whole numbers and staying inside its range."""
+    """A new tensor of `dtype`, rounded to whole numbers and inside its range where it has to be."""
     if dtype == torch.bool:
         return value >= 0.5
     if dtype.is_floating_point:

@@ -1,39 +1,14 @@
-"""Rules that look at each parameter on its own, over blocks of columns that stay close to a core."""
+"""The values of each parameter in order, for rules that look at each parameter on its own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 
 import torch
 from torch import Tensor
 
-from ..numerics import in_parallel
-
-_BLOCK = 1 << 19
-"""How many numbers of the (clients x parameters) matrix a core handles at a time."""
-_GPU_BLOCK = 1 << 24
 _FEW = 16
 """Up to this many clients, whole rows are compared and exchanged; columns of more are sorted one by one."""
-
-
-def each_block(updates: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """One number for each column of `updates`: `function` turns (clients x columns) into (columns,).
-
-    >>> each_block(torch.tensor([[1.0, 2.0], [3.0, 5.0]]), lambda block: block.sum(dim=0))
-    tensor([4., 7.])
-    """
-    clients, parameters = updates.shape
-    size = max((_BLOCK if updates.device.type == "cpu" else _GPU_BLOCK) // clients, 1)
-    result = torch.empty(parameters, dtype=updates.dtype, device=updates.device)
-
-    def work(start: int) -> None:
-        columns = slice(start, start + size)
-        result[columns] = function(updates[:, columns])
-
-    for _ in in_parallel(work, range(0, parameters, size)):
-        pass
-    return result
 
 
 def in_order(block: Tensor) -> Tensor:

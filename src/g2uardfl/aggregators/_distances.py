@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import numpy as np
 import torch
-from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 from torch import Tensor
 
 from ..numerics import Array, in_parallel
+from ..updates import SentUpdates
 
-_CHUNK = 1 << 19
+_CHUNK = 1 << 18
 """How many numbers a core multiplies at a time, so that they stay close to it."""
+_SHORT = 1 << 12
+"""No fewer columns than this at a time, so that there is something to multiply."""
+_FEW = 24
+"""Up to this many clients, products are taken row by row."""
 _GPU_CHUNK = 1 << 26
 _PIECE = 1 << 8
 """How many numbers are summed in the precision of the model."""
 
 
-def update_products(updates: Tensor) -> Array:
+def update_products(updates: Tensor | SentUpdates) -> Array:
     """(clients x clients): the inner products of the updates, accumulated in float64.
 
     >>> update_products(torch.tensor([[1.0, 2.0], [0.0, 3.0]]))
@@ -30,20 +32,23 @@ def update_products(updates: Tensor) -> Array:
         size = max(_GPU_CHUNK // clients, 1)
         chunks = (updates[:, start : start + size].double() for start in range(0, parameters, size))
         return np.asarray(sum((chunk @ chunk.T).cpu().numpy() for chunk in chunks))
-    rows, size = updates.numpy(), max(_CHUNK // clients, _PIECE)
+    size = max(_CHUNK // clients, _SHORT)
 
     def products(start: int) -> Array:
-        chunk = rows[:, start : start + size].astype(np.float64)
+        return _products(updates[:, start : start + size].numpy().astype(np.float64))
+
+    return np.asarray(sum(in_parallel(products, range(0, parameters, size))))
+
+
+def _products(rows: Array) -> Array:
+    if len(rows) > _FEW:
         # NumPy sees that a product with oneself is symmetric, and computes one half of it.
-        return np.asarray(chunk @ chunk.T)
-
-    with _libraries().limit(limits=1, user_api="blas"):
-        return np.asarray(sum(in_parallel(products, range(0, parameters, size))))
-
-
-@cache
-def _libraries() -> ThreadpoolController:
-    return ThreadpoolController()
+        return np.asarray(rows @ rows.T)
+    # A product of matrices first copies both into another order, which for a few rows takes longer than multiplying.
+    result = np.empty((len(rows), len(rows)))
+    for i, row in enumerate(rows):
+        result[i, i:] = result[i:, i] = rows[i:] @ row
+    return result
 
 
 def update_norms(updates: Tensor) -> Array:

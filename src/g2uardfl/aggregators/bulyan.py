@@ -11,7 +11,8 @@ from torch import Tensor
 from ..aggregation import Aggregator, ClientId, Outcome, Round, Verdict
 from ..numerics import Array
 from ..settings import number
-from ._coordinates import each_block, in_order
+from ..updates import each_block
+from ._coordinates import in_order
 from ._distances import krum_scores, squared_distances, tolerable, update_products
 
 
@@ -48,9 +49,9 @@ class Bulyan(Aggregator):
         clients = len(round_.clients)
         malicious_clients, note = tolerable(self.settings.malicious_clients, clients, 4)
         wanted = clients - 2 * malicious_clients
-        selected, scores = select(squared_distances(update_products(round_.updates)), malicious_clients, wanted)
+        selected, scores = select(squared_distances(update_products(round_.sent)), malicious_clients, wanted)
         rows, nearest = sorted(selected), wanted - 2 * malicious_clients
-        step = each_block(round_.updates, lambda block: mean_near_median(block[rows], nearest))
+        step = each_block(round_.sent, lambda block: mean_near_median(block[rows], nearest))
         shares = np.zeros(clients)
         shares[selected] = 1 / wanted
         return Outcome(step, shares, _verdicts(round_, selected, scores), note)

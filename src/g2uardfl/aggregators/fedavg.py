@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from ..aggregation import Aggregator, Outcome, Round, Verdict
+from ._shares import sample_shares
 
 
 class FedAvg(Aggregator):
@@ -22,8 +21,7 @@ class FedAvg(Aggregator):
 
     def combine(self, round_: Round) -> Outcome:
         """Average the round, weighted by samples; equally where nobody has any."""
-        examples = round_.num_examples
-        shares = examples / examples.sum() if examples.sum() > 0 else np.full(len(examples), 1 / len(examples))
+        shares = sample_shares(round_.num_examples)
         verdicts = {
             client: Verdict("accepted", "FedAvg accepts every client whose message can be read.", weight=float(share))
             for client, share in zip(round_.clients, shares, strict=True)

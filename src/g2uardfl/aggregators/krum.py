@@ -41,11 +41,11 @@ class Krum(Aggregator):
     def combine(self, round_: Round) -> Outcome:
         """Take the client with the lowest score."""
         malicious_clients, note = tolerable(int(self.settings.malicious_clients), len(round_.clients), 2)
-        scores = krum_scores(squared_distances(update_products(round_.updates)), malicious_clients)
+        scores = krum_scores(squared_distances(update_products(round_.sent)), malicious_clients)
         best = int(np.argmin(scores))
         shares = np.zeros(len(scores))
         shares[best] = 1.0
-        return Outcome(round_.updates[best], shares, krum_verdicts(round_, scores, shares), note)
+        return Outcome(round_.update(best), shares, krum_verdicts(round_, scores, shares), note)
 
 
 def krum_verdicts(round_: Round, scores: Array, weights: Array, kept: int = 1) -> dict[ClientId, Verdict]:

@@ -27,7 +27,7 @@ class Median(Aggregator):
         clients = len(round_.clients)
         reason = f"Accepted: counts once among {clients} in the median of each parameter."
         return Outcome(
-            trimmed_mean(round_.updates, (clients - 1) // 2),
+            trimmed_mean(round_.sent, (clients - 1) // 2),
             np.full(clients, 1 / clients),
             {client: Verdict("accepted", reason) for client in round_.clients},
         )

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from ..aggregation import AggregationResult, Aggregator, ClientId, Outcome, Round
+from ..aggregation import Aggregator, Outcome, Round
 from ..settings import number, switch
-from ..weights import Weights
 from ._distances import krum_scores, squared_distances, tolerable, update_products
 from ._shares import sample_shares
 from .krum import krum_verdicts
@@ -44,25 +43,17 @@ class MultiKrum(Aggregator):
 
     name = "multi_krum"
     summary = "averages the n - f updates that lie closest to their nearest neighbours"
-    uses_num_examples = True
     Settings = MultiKrumSettings
 
-    def aggregate(
-        self,
-        global_weights: Weights,
-        client_weights: Mapping[ClientId, Weights],
-        num_examples: Mapping[ClientId, int] | None = None,
-    ) -> AggregationResult:
-        """As for every rule; `num_examples` is looked at only with `weigh_by_samples`."""
-        return super().aggregate(
-            global_weights, client_weights, num_examples if self.settings.weigh_by_samples else None
-        )
+    def __init__(self, **params: Any) -> None:
+        super().__init__(**params)
+        self.uses_num_examples = bool(self.settings.weigh_by_samples)
 
     def combine(self, round_: Round) -> Outcome:
         """Average the clients with the lowest scores."""
         clients = len(round_.clients)
         malicious_clients, note = tolerable(int(self.settings.malicious_clients), clients, 2)
-        scores = krum_scores(squared_distances(update_products(round_.updates)), malicious_clients)
+        scores = krum_scores(squared_distances(update_products(round_.sent)), malicious_clients)
         kept = min(int(self.settings.selected_clients) or clients - malicious_clients, clients)
         selected = np.argsort(scores, kind="stable")[:kept]
         shares = np.zeros(clients)

@@ -49,7 +49,7 @@ class RFA(Aggregator):
     def combine(self, round_: Round) -> Outcome:
         """Find the geometric median of the round."""
         weights, distances = weiszfeld(
-            update_products(round_.updates),
+            update_products(round_.sent),
             sample_shares(round_.num_examples),
             smoothing=self.settings.smoothing,
             iterations=self.settings.iterations,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..aggregation import Aggregator, Outcome, Round, Verdict
 from ..settings import number
-from ._coordinates import each_block
+from ..updates import each_block
 from ._shares import sample_shares
 
 
@@ -47,7 +47,7 @@ class RLR(Aggregator):
         clients = len(round_.clients)
         wanted = self.settings.threshold
         threshold = min(wanted, clients)
-        agreed = each_block(round_.updates, vote_margin) >= threshold
+        agreed = each_block(round_.sent, vote_margin) >= threshold
         shares = sample_shares(round_.num_examples)
         mean = round_.weighted_sum(shares)
         step = torch.where(agreed, mean, -mean).mul_(self.settings.learning_rate)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ..aggregation import Aggregator, Outcome, Round, Verdict
 from ..settings import number
-from ._coordinates import each_block, in_order
+from ..updates import SentUpdates, each_block
+from ._coordinates import in_order
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class TrimmedMean(Aggregator):
         reason = f"Accepted: of each parameter the {trimmed} largest and {trimmed} smallest of {clients} are left out."
         note = "" if trimmed else f"Nothing was trimmed: {self.settings.trimmed_share:g} of {clients} is less than one."
         return Outcome(
-            trimmed_mean(round_.updates, trimmed),
+            trimmed_mean(round_.sent, trimmed),
             np.full(clients, 1 / clients),
             {client: Verdict("accepted", reason) for client in round_.clients},
             note,
@@ -60,7 +61,7 @@ def trimmed_clients(share: float, clients: int) -> int:
     return min(math.floor(share * clients + 1e-9), (clients - 1) // 2)
 
 
-def trimmed_mean(updates: Tensor, trimmed: int) -> Tensor:
+def trimmed_mean(updates: Tensor | SentUpdates, trimmed: int) -> Tensor:
     """The mean of each column without its `trimmed` largest and smallest values."""
     kept = slice(trimmed, len(updates) - trimmed)
     return each_block(updates, lambda block: in_order(block)[kept].mean(dim=0))

@@ -1,0 +1,114 @@
+"""A round's updates as a (clients x parameters) matrix that need not be made: rules read blocks of its columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from .numerics import empty, in_parallel
+from .weights import ModelLayout, Weights, as_tensor
+
+_BLOCK = 1 << 19
+"""How many numbers of the matrix a core handles at a time, so that they stay close to it."""
+_GPU_BLOCK = 1 << 24
+
+
+class SentUpdates:
+    """(clients x parameters): each client's weights minus the global model's, from what the clients sent.
+
+    `updates[:, columns]` reads these columns of all clients, `updates.row(i)` all columns of one. Most rules need no
+    more, and what they read stays in the cache. `updates.matrix` is the whole, made when it is first asked for.
+
+    >>> layout = ModelLayout.of({"w": np.ones(3)})
+    >>> updates = SentUpdates(layout, torch.ones(3), [{"w": np.array([1.0, 2.0, 3.0])}, {"w": np.zeros(3)}])
+    >>> updates[:, 1:3]
+    tensor([[ 1.,  2.],
+            [-1., -1.]])
+    """
+
+    def __init__(self, layout: ModelLayout, global_vector: Tensor, sent: Sequence[Weights]) -> None:
+        self.shape = (len(sent), len(global_vector))
+        self.dtype, self.device = global_vector.dtype, global_vector.device
+        self._layout, self._global_vector, self._sent = layout, global_vector, list(sent)
+        if self.device.type != "cpu":
+            # There the rules' threads would all ask for it at once.
+            _ = self.matrix
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @property
+    def is_made(self) -> bool:
+        """Whether `matrix` has been made; blocks and rows are then parts of it."""
+        return "matrix" in self.__dict__
+
+    def __getitem__(self, index: tuple[slice, slice]) -> Tensor:
+        if self.is_made:
+            return self.matrix[index]
+        start, stop, _ = index[1].indices(self.shape[1])
+        subtracted = self._global_vector.numpy()
+        block = np.empty((len(self), max(stop - start, 0)), subtracted.dtype)
+        for columns, arrays in self._arrays:
+            first, last = max(start, columns.start), min(stop, columns.stop)
+            if first < last:
+                inside = slice(first - columns.start, last - columns.start)
+                for row, array in zip(block[:, first - start : last - start], arrays, strict=True):
+                    np.subtract(array[inside], subtracted[first:last], out=row, casting="same_kind")
+        return torch.from_numpy(block)
+
+    def row(self, client: int) -> Tensor:
+        """The update of one client."""
+        if self.is_made:
+            return self.matrix[client]
+        return self._read(client, empty(self.shape[1], like=self._global_vector))
+
+    @cached_property
+    def matrix(self) -> Tensor:
+        """All columns of all clients."""
+        whole = empty(*self.shape, like=self._global_vector)
+        for _ in in_parallel(lambda client: self._read(client, whole[client]), range(len(self))):
+            pass
+        return whole
+
+    def _read(self, client: int, out: Tensor) -> Tensor:
+        self._layout.subtract(self._sent[client], self._global_vector, out=out)
+        return out
+
+    @cached_property
+    def _arrays(self) -> list[tuple[slice, list[npt.NDArray[Any]]]]:
+        """For each parameter its columns, and one flat array from each client."""
+        return [
+            (entry.columns, [_flat(weights[entry.name]) for weights in self._sent]) for entry in self._layout.parameters
+        ]
+
+
+def _flat(value: object) -> npt.NDArray[Any]:
+    tensor = as_tensor(value).cpu().reshape(-1)
+    # NumPy does not know bfloat16.
+    array: npt.NDArray[Any] = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    return array
+
+
+def each_block(updates: Tensor | SentUpdates, function: Callable[[Tensor], Tensor]) -> Tensor:
+    """One number for each column of `updates`: `function` turns (clients x columns) into (columns,).
+
+    >>> each_block(torch.tensor([[1.0, 2.0], [3.0, 5.0]]), lambda block: block.sum(dim=0))
+    tensor([4., 7.])
+    """
+    clients, parameters = updates.shape
+    size = max((_BLOCK if updates.device.type == "cpu" else _GPU_BLOCK) // clients, 1)
+    result = empty(parameters, like=updates)
+
+    def work(start: int) -> None:
+        columns = slice(start, start + size)
+        result[columns] = function(updates[:, columns])
+
+    for _ in in_parallel(work, range(0, parameters, size)):
+        pass
+    return result

@@ -1,0 +1,91 @@
+"""Updates read block by block from what clients sent are the same numbers as the whole matrix."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from g2uardfl.aggregation import Round
+from g2uardfl.aggregators.fedavg import FedAvg
+from g2uardfl.aggregators.krum import Krum
+from g2uardfl.updates import SentUpdates
+from g2uardfl.weights import ModelLayout
+
+SHAPES = {"b.weight": (3, 4), "a.weight": (5,), "a.bias": (1,), "c": (2, 2)}
+
+
+def model_of(seed, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(shape, generator=generator).to(dtype) for name, shape in SHAPES.items()}
+
+
+def sent_updates(clients, model):
+    layout = ModelLayout.of(model)
+    return SentUpdates(layout, layout.flatten(model), clients)
+
+
+def expected_of(clients, model):
+    layout = ModelLayout.of(model)
+    rows = [layout.flatten({n: torch.as_tensor(w[n]).double() for n in w}) for w in clients]
+    return torch.stack(rows) - layout.flatten(model)
+
+
+@given(start=st.integers(0, 22), stop=st.integers(0, 30))
+def test_any_columns_are_those_of_the_matrix(start, stop):
+    model, clients = model_of(0), [model_of(seed) for seed in (1, 2, 3)]
+    found = sent_updates(clients, model)[:, start:stop]
+    assert torch.equal(found, expected_of(clients, model)[:, start:stop])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_blocks_rows_and_matrix_agree_bit_for_bit_whatever_dtype_clients_send(dtype):
+    model, clients = model_of(0), [model_of(seed, dtype) for seed in (1, 2)]
+    updates = sent_updates(clients, model)
+    block, rows = updates[:, :], torch.stack([updates.row(0), updates.row(1)])
+    assert block.dtype == torch.float32
+    assert torch.equal(block, rows)
+    assert torch.equal(block, updates.matrix)
+    assert torch.equal(updates[:, 2:7], block[:, 2:7])
+    assert torch.equal(updates.row(1), block[1])
+
+
+def test_arrays_that_lie_otherwise_in_memory_are_read_in_order():
+    model = {"w": np.zeros((3, 4), np.float32)}
+    values = np.arange(12, dtype=np.float32).reshape(3, 4)
+    frozen = values.copy()
+    frozen.flags.writeable = False
+    clients = [{"w": np.asfortranarray(values)}, {"w": values[:, ::-1][:, ::-1]}, {"w": frozen}]
+    assert sent_updates(clients, model)[:, 1:9].tolist() == [list(range(1, 9))] * 3
+
+
+def test_a_weighted_sum_needs_no_matrix_and_is_that_of_the_matrix():
+    model, clients = model_of(0), [model_of(seed) for seed in (1, 2, 3)]
+    updates = sent_updates(clients, model)
+    layout = ModelLayout.of(model)
+    round_ = Round(layout, layout.flatten(model), (0, 1, 2), updates, np.ones(3))
+    coefficients = np.array([0.5, -1.0, 2.0])
+    found = round_.weighted_sum(coefficients)
+    assert not updates.is_made
+    torch.testing.assert_close(found, torch.tensor(coefficients).float() @ expected_of(clients, model))
+
+
+@pytest.mark.parametrize("rule", [FedAvg(), Krum(malicious_clients=0)])
+def test_the_result_shares_no_memory_with_what_was_sent(rule):
+    model, clients = model_of(0), {seed: model_of(seed) for seed in (1, 2, 3)}
+    kept = {seed: {name: value.clone() for name, value in sent.items()} for seed, sent in clients.items()}
+    result = rule.aggregate(model, clients, dict.fromkeys(clients, 1)).weights
+    for value in result.values():
+        value.fill_(7.0)
+    assert all(torch.equal(clients[seed][name], kept[seed][name]) for seed in kept for name in kept[seed])
+    assert all(torch.equal(model[name], model_of(0)[name]) for name in model)
+
+
+@pytest.mark.parametrize("scale", [1e17, 9e17, 1e18])
+def test_large_models_whose_difference_is_small_are_usable(scale):
+    model = {"w": np.array([scale, 1.0], np.float32)}
+    clients = {i: {"w": np.array([scale, float(i)], np.float32)} for i in (1, 3)}
+    result = FedAvg().aggregate(model, clients, {1: 1, 3: 1})
+    assert result.weights["w"].tolist() == [np.float32(scale), 2.0]
