@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,8 @@ from .weights import ModelLayout, Weights, as_tensor
 _BLOCK = 1 << 19
 """How many numbers of the matrix a core handles at a time, so that they stay close to it."""
 _GPU_BLOCK = 1 << 24
+
+Result = TypeVar("Result")
 
 
 class SentUpdates:
@@ -93,6 +95,19 @@ def _flat(value: object) -> npt.NDArray[Any]:
     # NumPy does not know bfloat16.
     array: npt.NDArray[Any] = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
     return array
+
+
+def each_row(updates: Tensor | SentUpdates, function: Callable[[Tensor], Result]) -> list[Result]:
+    """`function` of each client's update.
+
+    >>> each_row(torch.tensor([[1.0, 2.0], [3.0, 5.0]]), lambda row: float(row.sum()))
+    [3.0, 8.0]
+    """
+
+    def work(client: int) -> Result:
+        return function(updates[client] if isinstance(updates, Tensor) else updates.row(client))
+
+    return list(in_parallel(work, range(len(updates))))
 
 
 def each_block(updates: Tensor | SentUpdates, function: Callable[[Tensor], Tensor]) -> Tensor:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ..aggregation import ClientId
 from ..numerics import Array, in_parallel
+from ..updates import SentUpdates, each_row
 from ..weights import Layer
 
 Sketches = npt.NDArray[np.float32]
@@ -32,10 +33,12 @@ _LEAST, _MOST = -6.0, 12.0
 def random_signs(size: int, seed: int) -> Tensor:
     """What `directions` multiplies the parameters by; only sketches with the same signs can be compared."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, 2, (size,), generator=generator, dtype=torch.int8) * 2 - 1
+    return (torch.randint(0, 2, (size,), generator=generator, dtype=torch.int8) * 2 - 1).float()
 
 
-def directions(updates: Tensor, global_vector: Tensor, signs: Tensor, layers: Sequence[Layer], width: int) -> Sketches:
+def directions(
+    updates: Tensor | SentUpdates, global_vector: Tensor, signs: Tensor, layers: Sequence[Layer], width: int
+) -> Sketches:
     """(clients x layers x width): for each layer of each update a short unit vector, zero where the update is zero.
 
     Parameters are multiplied by random signs and summed up `width` apart (a count sketch), so that the cosine of two
@@ -48,7 +51,7 @@ def directions(updates: Tensor, global_vector: Tensor, signs: Tensor, layers: Se
         return _unit(folded.double().cpu().numpy())
 
     model = sketch(global_vector)
-    sketches = np.stack(list(in_parallel(sketch, updates.unbind())))
+    sketches = np.stack(each_row(updates, sketch))
     along = np.sum(sketches * model, axis=-1, keepdims=True)
     return _unit(sketches - along * model).astype(np.float32)
 

@@ -25,9 +25,9 @@ _VECTORS = 3
 """How many leading eigenvectors are looked at: the first may show something honest clients have in common."""
 _SMALLEST = 3
 """How many clients make a community."""
-_PATIENCE = 10
+_PATIENCE = 5
 """How often a community is looked over."""
-_EM_STEPS, _EM_TOLERANCE = 200, 1e-6
+_EM_STEPS, _EM_TOLERANCE = 100, 1e-5
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..aggregation import ClientId, Decision, Verdict
 from ..numerics import Array
+from ..updates import SentUpdates, each_row
 from .agreement import Window, agreement
 from .communities import FEWEST_CLIENTS, Community, find_communities
 from .config import GuardConfig
@@ -59,10 +60,14 @@ def _excess(shapes: Array, reference: Array) -> Array:
     return result
 
 
-def update_shapes(updates: Tensor) -> Array:
+def update_shapes(updates: Tensor | SentUpdates) -> Array:
     """(clients x 2): the logarithms of each update's length and of its largest entry beside that length."""
-    peaks = updates.abs().amax(dim=1).double().cpu().numpy()
-    lengths = torch.linalg.vector_norm(updates, dim=1).double().cpu().numpy()
+
+    def length_and_peak(row: Tensor) -> tuple[float, float]:
+        lowest, highest = row.aminmax()
+        return float(torch.linalg.vector_norm(row)), max(-float(lowest), float(highest))
+
+    lengths, peaks = np.array(each_row(updates, length_and_peak)).T
     tiny = np.finfo(np.float64).tiny
     return np.stack([np.log(lengths + tiny), np.log((peaks + tiny) / (lengths + tiny))], axis=1)
 

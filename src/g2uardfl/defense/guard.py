@@ -136,16 +136,14 @@ class G2uardFL(Aggregator):
     def _examined(self, round_: Round, clock: _StageClock) -> Outcome:
         """The default profile: the agreement graph of the last rounds."""
         config, clients = self.config, round_.clients
-        shapes = update_shapes(round_.updates)
+        shapes = update_shapes(round_.sent)
         norms = np.exp(shapes[:, 0])
         self.median_norm = average_median_norm(self.median_norm, norms, self.round)
         clock.lap("lengths")
 
         if self._signs is None:
-            self._signs = random_signs(round_.updates.shape[1], config.seed).to(round_.updates.device)
-        sketches = directions(
-            round_.updates, round_.global_vector, self._signs, round_.layout.layers, config.sketch_width
-        )
+            self._signs = random_signs(len(round_.global_vector), config.seed).to(round_.global_vector)
+        sketches = directions(round_.sent, round_.global_vector, self._signs, round_.layout.layers, config.sketch_width)
         clock.lap("directions")
 
         judgement = self._judge_agreement(clients, shapes, sketches)

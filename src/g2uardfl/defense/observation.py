@@ -91,7 +91,7 @@ class Observer:
 
     def _directions(self, round_: Round) -> Sketches:
         if self._signs is None:
-            self._signs = random_signs(round_.updates.shape[1], self.seed).to(round_.updates.device)
+            self._signs = random_signs(len(round_.global_vector), self.seed).to(round_.global_vector)
         return directions(round_.updates, round_.global_vector, self._signs, round_.layout.layers, SKETCH_WIDTH)
 
 
