@@ -1,5 +1,5 @@
-"""The G²uardFL defence: attributed client graph clustering, one module of the paper a file.
+"""The G²uardFL defence, one idea a file; `guard` strings them together and owns the state.
 
-A round flows through `attributes`, `relations`, `graph`, `clustering`, `scoring`, `clipping` and `elimination`, in
-this order; `guard` strings them together and owns the state.
+The paper's profile flows through `attributes`, `relations`, `graph`, `clustering`, `scoring`, `clipping` and
+`elimination`, in this order; the default profile through `agreement`, `communities` and `examination`.
 """

@@ -87,6 +87,8 @@ class Window:
 
     def add(self, number: int, clients: Sequence[ClientId], sketches: Sketches) -> None:
         """Take in round `number` and forget the oldest rounds that no longer fit."""
+        if not len(clients):
+            return
         self.clients += clients
         self.rounds += [number] * len(clients)
         self.sketches = np.concatenate([self.sketches, sketches]) if len(self.sketches) else sketches
@@ -97,6 +99,11 @@ class Window:
             first = next(row for row, round_ in enumerate(self.rounds) if round_ >= oldest_kept)
             self.clients, self.rounds = self.clients[first:], self.rounds[first:]
             self.sketches, self.let_in = self.sketches[first:], self.let_in[first:]
+
+    def note_let_in(self, moved: Array) -> None:
+        """Note how far the last submissions have moved the model."""
+        if len(moved):
+            self.let_in[-len(moved) :] = moved
 
     def take_back(self, malicious: npt.NDArray[np.bool_]) -> float:
         """How far the submissions in `malicious` have moved the model; they are not asked again."""

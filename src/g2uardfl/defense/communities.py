@@ -24,13 +24,13 @@ _MOST = 5
 _VECTORS = 3
 """How many leading eigenvectors are looked at: the first may show something honest clients have in common."""
 _SMALLEST = 3
-"""How many clients make a community."""
+"""How many clients make a community; more than half of all are no community but the honest majority."""
 _PATIENCE = 5
 """How often a community is looked over."""
 _EM_STEPS, _EM_TOLERANCE = 100, 1e-5
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Community:
     """Submissions that agree with each other beyond chance."""
 
@@ -47,8 +47,13 @@ class Community:
         return self.belonging > 0.5
 
 
-def find_communities(agreement: Array, people: npt.NDArray[np.int64], least_evidence: float) -> list[Community]:
-    """All communities that the evidence supports, the clearest first.
+def find_communities(
+    agreement: Array,
+    people: npt.NDArray[np.int64],
+    least_evidence: float,
+    among: npt.NDArray[np.bool_] | None = None,
+) -> list[Community]:
+    """All communities that the evidence supports, the clearest first; `among` some of the submissions if given.
 
     Parameters
     ----------
@@ -58,7 +63,7 @@ def find_communities(agreement: Array, people: npt.NDArray[np.int64], least_evid
         For each submission the number of its client. What a client sends again is no new evidence, so the criterion
         counts clients and not submissions.
     """
-    left = np.arange(len(agreement))
+    left = np.arange(len(agreement)) if among is None else np.flatnonzero(among)
     found: list[Community] = []
     while len(found) < _MOST and len(np.unique(people[left])) >= FEWEST_CLIENTS:
         community = _leading_community(agreement[np.ix_(left, left)], people[left])
@@ -83,19 +88,21 @@ def _leading_community(agreement: Array, people: npt.NDArray[np.int64]) -> Commu
 
 def _settled(agreement: Array, people: npt.NDArray[np.int64], members: npt.NDArray[np.bool_]) -> Community | None:
     """Take in who agrees with the members and let go who does not, until nobody moves."""
-    clients = len(np.unique(people))
+    people = np.unique(people, return_inverse=True)[1]
+    clients = int(people.max()) + 1
     strangers = people[:, None] != people[None, :]
     for _ in range(_PATIENCE):
         if len(np.unique(people[members])) < _SMALLEST:
             return None
         closeness = agreement[:, members].sum(axis=1) / np.maximum(1, strangers[:, members].sum(axis=1))
-        gain, belonging = two_humps(closeness)
+        _, belonging = two_humps(closeness)
         settled = bool(np.array_equal(members, belonging > 0.5))
         members = belonging > 0.5
         if settled:
             break
-    if len(np.unique(people[members])) < _SMALLEST:
+    if not _SMALLEST <= len(np.unique(people[members])) <= clients / 2:
         return None
+    gain, _ = two_humps(np.bincount(people, closeness) / np.bincount(people))
     evidence = 2.0 * gain * clients - 2.0 * math.log(clients)
     return Community(evidence, belonging, float(closeness[members].mean()))
 

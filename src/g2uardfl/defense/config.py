@@ -96,13 +96,17 @@ class GuardConfig:
     """(agreement) How many numbers are kept of each layer of a submission."""
     least_evidence: float = number(10.0, 0, math.inf)
     """(agreement) By how much the Bayesian information criterion must prefer two clusters to one."""
+    least_recent_evidence: float = number(15.0, 0, math.inf)
+    """(agreement) The same for the last three rounds alone, which are few and looked at often."""
     twin_agreement: float = number(4.0, 0, math.inf)
     """(agreement) From which agreement on, in standard deviations, two clients of a round are suspected at once."""
     outlier_excess: float = number(6.0, 0, math.inf)
     """(agreement) How many standard deviations longer or more peaked than usual an update may be."""
     record_weight: float = number(3.0, 0, 100)
     """(agreement) What a benign score of -1 adds to the log-odds of a suspicion."""
-    poor_record: float = number(-0.5, -1, 0)
+    recovery_step: float = number(0.1, 0, 1, above=True)
+    """(agreement) How fast benign scores rise; `score_step` is how fast they fall."""
+    poor_record: float = number(-0.2, -1, 0)
     """(agreement) Below this benign score a client is held out even if nothing is found against its update."""
     elimination_bound: float = number(2.0, 0, 100)
     """(agreement) The longest step of the elimination beside the step of the accepted clients."""
@@ -122,7 +126,7 @@ PROFILES: dict[str, dict[str, Any]] = {
         "detector": "agreement",
         "score_init": "zero",
         "score_update": "signed",
-        "score_step": 0.3,
+        "score_step": 0.6,
         "elimination_rate": 0.3,
     },
 }

@@ -29,6 +29,8 @@ _ENOUGH = 20
 _REMEMBERED = 200
 """How many accepted updates' lengths and peaks are remembered."""
 _ALMOST_SURE = 1e-6
+RECENT_ROUNDS = 3
+"""Communities are also looked for in the last rounds alone: while a model learns fast, older ones say little."""
 
 
 @dataclass
@@ -47,6 +49,20 @@ class Usual:
             if np.median(beyond) <= _excess(shapes, shapes).max():
                 return beyond
         return _excess(shapes, shapes)
+
+    def length(self, norms: Array) -> float:
+        """The length of a usual update: the median over what is remembered, or over `norms` where nothing is."""
+        return float(np.exp(np.median([length for length, _ in self.seen]))) if self.seen else float(np.median(norms))
+
+    def limit(self, norms: Array) -> float:
+        """To which length accepted updates are clipped: what nine in ten remembered ones stay below.
+
+        It is no less than the median of the round's own accepted `norms`: where updates grow, it must not lag behind.
+        """
+        if not self.seen:
+            return float(np.median(norms))
+        remembered = float(np.exp(np.quantile([length for length, _ in self.seen], 0.9)))
+        return max(remembered, float(np.median(norms))) if len(norms) else remembered
 
     def add(self, shapes: Array) -> None:
         """Remember accepted updates."""
@@ -109,21 +125,30 @@ class Judgement:
         return result
 
 
-def examine(window: Window, excess: Array, config: GuardConfig) -> Examination:
-    """Look at the last round of `window`, whose updates exceed the usual by `excess`."""
-    count = len(excess)
-    graph, people = agreement(window), window.people()
-    communities = find_communities(graph, people, config.least_evidence)
-    suspicion, members = np.zeros(count), np.zeros(len(graph), dtype=bool)
-    community: list[Community | None] = [None] * count
-    for one in communities:
-        suspicion = np.maximum(suspicion, one.belonging[-count:])
-        members |= one.members
-        community = [one if inside else other for inside, other in zip(one.members[-count:], community, strict=True)]
-    twins = [int(np.argmax(row)) if row.max() > config.twin_agreement else None for row in graph[-count:, -count:]]
-    suspicion[[twin is not None for twin in twins]] = 1.0
-    suspicion[excess > config.outlier_excess] = 1.0
-    return Examination(suspicion, community, twins, excess, communities, members, known=int(people.max()) + 1)
+def examine(window: Window, usual: Mask, excess: Array, config: GuardConfig) -> Examination:
+    """Look at a round whose updates exceed the usual by `excess`; those in `usual` are the last of `window`."""
+    suspicion = np.where(usual, 0.0, 1.0)
+    community: list[Community | None] = [None] * len(usual)
+    twins: list[int | None] = [None] * len(usual)
+    communities: list[Community] = []
+    members = np.zeros(len(window.clients), dtype=bool)
+    if usual.any():
+        graph, people = agreement(window), window.people()
+        recent = np.array(window.rounds) > window.rounds[-1] - RECENT_ROUNDS
+        communities = find_communities(graph, people, config.least_evidence)
+        communities += find_communities(graph, people, config.least_recent_evidence, among=recent)
+        rows = np.flatnonzero(usual)
+        for submission, row in enumerate(rows, start=len(graph) - len(rows)):
+            others = graph[submission, -len(rows) :]
+            if others.max() > config.twin_agreement:
+                twins[row], suspicion[row] = int(rows[np.argmax(others)]), 1.0
+            for one in communities:
+                suspicion[row] = max(suspicion[row], float(one.belonging[submission]))
+                if community[row] is None and one.members[submission]:
+                    community[row] = one
+        for one in communities:
+            members |= one.members
+    return Examination(suspicion, community, twins, excess, communities, members, known=len(set(window.clients)))
 
 
 def suspected(suspicion: Array, scores: Array, record_weight: float) -> Mask:
@@ -136,9 +161,10 @@ def suspected(suspicion: Array, scores: Array, record_weight: float) -> Mask:
     return result
 
 
-def moved_scores(scores: Array, suspicion: Array, step: float) -> Array:
-    """Scores move by the share `step` towards +1 for the unsuspected and -1 for the surely malicious."""
-    result: Array = scores + step * ((1 - 2 * suspicion) - scores)
+def moved_scores(scores: Array, suspicion: Array, fall: float, rise: float) -> Array:
+    """Scores move towards +1 for the unsuspected and -1 for the surely malicious, by the share `fall` or `rise`."""
+    aim = 1 - 2 * suspicion
+    result: Array = scores + np.where(aim < scores, fall, rise) * (aim - scores)
     return result
 
 

@@ -138,7 +138,6 @@ class G2uardFL(Aggregator):
         config, clients = self.config, round_.clients
         shapes = update_shapes(round_.sent)
         norms = np.exp(shapes[:, 0])
-        self.median_norm = average_median_norm(self.median_norm, norms, self.round)
         clock.lap("lengths")
 
         if self._signs is None:
@@ -150,14 +149,16 @@ class G2uardFL(Aggregator):
         clock.lap("agreement graph")
 
         accepted = judgement.accepted
-        coefficients = benign = clip_factors(norms, self.median_norm) * accepted / max(1, accepted.sum())
+        limit = self.usual.limit(norms[accepted]) if accepted.any() else 0.0
+        coefficients = benign = clip_factors(norms, limit) * accepted / max(1, accepted.sum())
         step = round_.weighted_sum(benign)
         if config.eliminate and judgement.colluding.any():
             away = judgement.colluding / judgement.colluding.sum()
             poison = round_.weighted_sum(away)
             factor = self._elimination(_norm(poison), _norm(step))
             step, coefficients = step - factor * poison, benign - factor * away
-        self.window.let_in[-len(clients) :] = benign * norms
+        usual = judgement.examination.excess <= config.outlier_excess
+        self.window.note_let_in((benign * norms)[usual])
         verdicts = explain_examination(clients, judgement, coefficients, config)
         clock.lap("aggregation")
         note = "" if accepted.any() else "Every client was refused: the global model was kept."
@@ -165,12 +166,18 @@ class G2uardFL(Aggregator):
 
     def _judge_agreement(self, clients: tuple[ClientId, ...], shapes: Array, sketches: Sketches) -> Judgement:
         config = self.config
-        self.window.add(self.round, clients, sketches)
-        examination = examine(self.window, self.usual.excess(shapes), config)
+        excess = self.usual.excess(shapes)
+        usual = excess <= config.outlier_excess
+        self.window.add(
+            self.round, [client for client, one in zip(clients, usual, strict=True) if one], sketches[usual]
+        )
+        examination = examine(self.window, usual, excess, config)
         before = self.scores.read(clients, self.round)
         malicious = suspected(examination.suspicion, before, config.record_weight)
         accepted = ~malicious & (before >= config.poor_record)
-        moved = moved_scores(before, np.maximum(examination.suspicion, malicious), config.score_step)
+        moved = moved_scores(
+            before, np.maximum(examination.suspicion, malicious), config.score_step, config.recovery_step
+        )
         after = self.scores.write(clients, moved, self.round)
         self.usual.add(shapes[accepted])
         self.poison_left += self.window.take_back(examination.members)
@@ -180,8 +187,9 @@ class G2uardFL(Aggregator):
         """The factor of the malicious mean update, of length `poison`, that is taken away from the model."""
         if not poison > 0:
             return 0.0
-        left = self.config.elimination_allowance * self.median_norm + self.poison_left
-        length = elimination_length(poison, accepted, self.median_norm, left, self.config)
+        usual = self.usual.length(np.array([poison]))
+        left = self.config.elimination_allowance * usual + self.poison_left
+        length = elimination_length(poison, accepted, usual, left, self.config)
         self.poison_left -= length
         return length / poison
 
