@@ -259,7 +259,7 @@ def test_running_variances_stay_positive_under_elimination():
 def test_with_fewer_than_three_clients_there_is_nothing_to_compare_and_the_clipped_mean_is_used(count):
     model = odd_mlp()
     clients = {i: perturbed(model, i, size=0.1 + i) for i in range(count)}
-    result = g2uardfl.G2uardFL().aggregate(model, clients)
+    result = g2uardfl.G2uardFL("paper").aggregate(model, clients)
     assert {verdict.decision for verdict in result.verdicts.values()} == {"accepted"}
     assert all("nothing to compare with" in verdict.reason for verdict in result.verdicts.values())
     flat = {i: torch.cat([(clients[i][k] - model[k]).flatten() for k in model]).double() for i in clients}

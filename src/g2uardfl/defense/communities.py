@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.sparse.linalg import eigsh  # type: ignore[import-untyped]
 
 from ..numerics import Array
 
@@ -79,8 +78,12 @@ def find_communities(
 def _leading_community(agreement: Array, people: npt.NDArray[np.int64]) -> Community | None:
     if not agreement.any():
         return None
-    # Only a place to begin: two digits are enough.
-    vectors = eigsh(agreement, k=_VECTORS, which="LA", v0=np.linspace(1.0, 2.0, len(agreement)), tol=0.01)[1]
+    from scipy.sparse.linalg import eigsh  # type: ignore[import-untyped]
+
+    # Only a place to begin: two digits are enough. Where eigenvalues coincide the iteration would break off and go on
+    # at random; a little on the diagonal sets them apart.
+    apart = np.diag(np.linspace(0.0, 1e-3 * float(np.abs(agreement).max()), len(agreement)))
+    vectors = eigsh(agreement + apart, k=_VECTORS, which="LA", v0=np.linspace(1.0, 2.0, len(agreement)), tol=0.01)[1]
     ends = (sign * vector for vector in vectors.T for sign in (1, -1))
     candidates = (_settled(agreement, people, two_humps(end)[1] > 0.5) for end in ends)
     return max((one for one in candidates if one is not None), key=lambda one: one.evidence, default=None)
@@ -102,9 +105,18 @@ def _settled(agreement: Array, people: npt.NDArray[np.int64], members: npt.NDArr
             break
     if not _SMALLEST <= len(np.unique(people[members])) <= clients / 2:
         return None
+    if closeness[members].mean() <= _by_chance(agreement[strangers], clients, members, people):
+        return None
     gain, _ = two_humps(np.bincount(people, closeness) / np.bincount(people))
     evidence = 2.0 * gain * clients - 2.0 * math.log(clients)
     return Community(evidence, belonging, float(closeness[members].mean()))
+
+
+def _by_chance(edges: Array, clients: int, members: npt.NDArray[np.bool_], people: npt.NDArray[np.int64]) -> float:
+    """How much the members agree on average if they are the luckiest choice of so many clients."""
+    size, count = int(members.sum()), len(np.unique(people[members]))
+    choices = math.lgamma(clients + 1) - math.lgamma(count + 1) - math.lgamma(clients - count + 1)
+    return 1.4826 * float(np.median(np.abs(edges))) * math.sqrt(4 * choices / (size * (size - 1)))
 
 
 def two_humps(values: Array) -> tuple[float, Array]:
@@ -118,7 +130,8 @@ def two_humps(values: Array) -> tuple[float, Array]:
     (True, array([0., 0., 0., 0., 1., 1.]))
     """
     deviation = float(values.std())
-    if not deviation > 0:
+    # Values that differ only by rounding do not vary.
+    if not deviation > 1e-12 * float(np.abs(values).max(initial=0.0)):
         return 0.0, np.zeros(len(values))
     x = (values - values.mean()) / deviation
     means = np.array([np.median(x), np.sort(x)[-max(1, len(x) // 10) :].mean()])

@@ -26,6 +26,8 @@ _SMALLEST_SPREAD = 0.15
 """Lengths and peaks (logarithms) that vary less than this are taken to vary this much."""
 _ENOUGH = 20
 """With fewer accepted updates than this to compare with, a round is compared with itself."""
+_CHANGED = 3.0
+"""If half of a round exceeds the usual by more than this, it is the usual that has changed."""
 _REMEMBERED = 200
 """How many accepted updates' lengths and peaks are remembered."""
 _ALMOST_SURE = 1e-6
@@ -46,7 +48,7 @@ class Usual:
         """
         if len(self.seen) >= _ENOUGH:
             beyond = _excess(shapes, np.array(self.seen))
-            if np.median(beyond) <= _excess(shapes, shapes).max():
+            if np.median(beyond) <= _CHANGED:
                 return beyond
         return _excess(shapes, shapes)
 
@@ -81,11 +83,12 @@ def update_shapes(updates: Tensor | SentUpdates) -> Array:
 
     def length_and_peak(row: Tensor) -> tuple[float, float]:
         lowest, highest = row.aminmax()
-        return float(torch.linalg.vector_norm(row)), max(-float(lowest), float(highest))
+        return float(torch.linalg.vector_norm(row, dtype=torch.float64)), max(-float(lowest), float(highest))
 
     lengths, peaks = np.array(each_row(updates, length_and_peak)).T
     tiny = np.finfo(np.float64).tiny
-    return np.stack([np.log(lengths + tiny), np.log((peaks + tiny) / (lengths + tiny))], axis=1)
+    beside = np.where(lengths > 0, peaks / np.maximum(lengths, tiny), tiny)
+    return np.stack([np.log(lengths + tiny), np.log(beside)], axis=1)
 
 
 @dataclass(frozen=True)

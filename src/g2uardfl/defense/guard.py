@@ -39,7 +39,7 @@ from .graph import GraphMemory, history_share
 from .observation import Observation
 from .reasons import explain
 from .relations import adjacency
-from .scoring import ScoreBook, filter_clients, updated_scores
+from .scoring import Mask, ScoreBook, filter_clients, updated_scores
 
 _KIND = "guard"
 _FEWEST = 3
@@ -124,8 +124,7 @@ class G2uardFL(Aggregator):
         clipping = clip_factors(norms, self.median_norm)
         if self.config.detector == "agreement":
             judgement = self._judge_agreement(clients, observation.shapes, observation.directions)
-            benign = clipping * judgement.accepted / max(1, judgement.accepted.sum())
-            return explain_examination(clients, judgement, benign, self.config)
+            return explain_examination(clients, judgement, self._shares(norms, judgement.accepted), self.config)
         if len(clients) < _FEWEST:
             return self._unexamined(clients, clipping / len(clients))
         layers = tuple(Layer(name, slice(0, 0)) for name in observation.layers)
@@ -149,8 +148,7 @@ class G2uardFL(Aggregator):
         clock.lap("agreement graph")
 
         accepted = judgement.accepted
-        limit = self.usual.limit(norms[accepted]) if accepted.any() else 0.0
-        coefficients = benign = clip_factors(norms, limit) * accepted / max(1, accepted.sum())
+        coefficients = benign = self._shares(norms, accepted)
         step = round_.weighted_sum(benign)
         if config.eliminate and judgement.colluding.any():
             away = judgement.colluding / judgement.colluding.sum()
@@ -182,6 +180,13 @@ class G2uardFL(Aggregator):
         self.usual.add(shapes[accepted])
         self.poison_left += self.window.take_back(examination.members)
         return Judgement(examination, malicious, accepted, after)
+
+    def _shares(self, norms: Array, accepted: Mask) -> Array:
+        """For each client the factor of its update in the mean of the accepted, clipped ones."""
+        if not accepted.any():
+            return np.zeros(len(norms))
+        result: Array = clip_factors(norms, self.usual.limit(norms[accepted])) * accepted / accepted.sum()
+        return result
 
     def _elimination(self, poison: float, accepted: float) -> float:
         """The factor of the malicious mean update, of length `poison`, that is taken away from the model."""

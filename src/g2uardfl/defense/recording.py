@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..aggregation import Aggregator, Outcome, Round
+from ..aggregation import AggregationResult, Aggregator, ClientId, Outcome, Round
 from ..errors import StateError
 from ..numerics import InnerProducts
 from ..state_files import SavedState, read_state, write_state
-from ..weights import ModelLayout
+from ..weights import ModelLayout, Weights
 from .observation import Observation, Observer
 
 _KIND = "record"
@@ -93,11 +93,22 @@ class Recording(Aggregator):
         self.inner = inner
         self.record = Record()
         self._observer = Observer(seed)
+        self._combine = inner.combine
+        inner.combine = self.combine  # type: ignore[method-assign]
+
+    def aggregate(
+        self,
+        global_weights: Weights,
+        client_weights: Mapping[ClientId, Weights],
+        num_examples: Mapping[ClientId, int] | None = None,
+    ) -> AggregationResult:
+        """As inside: sample counts and the server's own data included."""
+        return self.inner.aggregate(global_weights, client_weights, num_examples)
 
     def combine(self, round_: Round) -> Outcome:
         """As inside."""
         self.record.rounds.append(self._observer.observe(round_))
-        return self.inner.combine(round_)
+        return self._combine(round_)
 
     def accept_layout(self, layout: ModelLayout) -> None:
         """As inside."""

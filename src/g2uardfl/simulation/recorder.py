@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..aggregators.context import NeedsServer
 from ..defense.recording import Recording
 from ..errors import ConfigError
 from .run import Callback
@@ -26,10 +25,6 @@ class Recorder(Callback):
         """Wrap the defence."""
         if simulation.records:
             raise ConfigError("--record notes a run from its first round on: it cannot begin with a resumed one")
-        if isinstance(simulation.defense, NeedsServer):
-            raise ConfigError(
-                f"--record cannot note what {simulation.config.defense} sees: record with another defense"
-            )
         self._recording = Recording(simulation.defense)
         simulation.defense = self._recording
 

@@ -1,0 +1,419 @@
+"""The examination of a round: lengths and peaks by hand, suspicion, records, the length of the elimination, reasons."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from g2uardfl.defense.agreement import Window, agreement
+from g2uardfl.defense.communities import Community
+from g2uardfl.defense.config import configure
+from g2uardfl.defense.examination import (
+    Examination,
+    Judgement,
+    Usual,
+    elimination_length,
+    examine,
+    explain_examination,
+    moved_scores,
+    suspected,
+    update_shapes,
+)
+
+CONFIG = configure("default", {})
+
+
+def literal_excess(shapes, reference) -> list[float]:
+    columns = []
+    for k in range(2):
+        middle = statistics.median([row[k] for row in reference])
+        spread = max(1.4826 * statistics.median([abs(row[k] - middle) for row in reference]), 0.15)
+        columns.append([(row[k] - middle) / spread for row in shapes])
+    return [max(pair) for pair in zip(*columns, strict=True)]
+
+
+def usual_of(shapes) -> Usual:
+    usual = Usual()
+    usual.add(np.asarray(shapes))
+    return usual
+
+
+def shapes_of(seed, count, length=0.0, spread=0.5):
+    return np.random.default_rng(seed).normal([length, -3.0], spread, size=(count, 2))
+
+
+def test_the_shape_of_an_update_is_its_log_length_and_its_log_peak_beside_it():
+    rows = [[3.0, -4.0, 0.0], [1.0, 1.0, 1.0], [0.0, 0.0, -7.0]]
+    expected = []
+    for row in rows:
+        length = math.sqrt(sum(x * x for x in row))
+        expected.append([math.log(length), math.log(max(abs(x) for x in row) / length)])
+    np.testing.assert_allclose(update_shapes(torch.tensor(rows, dtype=torch.float64)), expected, atol=1e-12)
+
+
+def test_shapes_of_single_precision_updates_are_finite_and_right():
+    rows = torch.from_numpy(np.random.default_rng(0).normal(size=(5, 1000)).astype(np.float32))
+    np.testing.assert_allclose(update_shapes(rows), update_shapes(rows.double()), atol=1e-6)
+
+
+@settings(max_examples=30, deadline=None)
+@given(exponent=st.integers(-30, 15))
+def test_the_peak_does_not_depend_on_the_scale_of_an_update(exponent):
+    row = torch.from_numpy(np.random.default_rng(0).normal(size=(1, 1000)).astype(np.float32))
+    expected = update_shapes(row)[0]
+    found = update_shapes(row * 10.0**exponent)[0]
+    assert found[1] == pytest.approx(expected[1], abs=1e-3)
+    assert found[0] == pytest.approx(expected[0] + exponent * math.log(10), abs=1e-3)
+
+
+def test_an_idle_client_is_neither_long_nor_peaked():
+    updates = torch.from_numpy(np.random.default_rng(0).normal(size=(10, 1000)))
+    updates[3] = 0
+    shapes = update_shapes(updates)
+    assert np.isfinite(shapes).all()
+    assert Usual().excess(shapes)[3] <= 0
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), count=st.integers(1, 12), known=st.integers(0, 19))
+def test_with_less_than_20_accepted_updates_a_round_is_compared_with_itself(seed, count, known):
+    shapes = shapes_of(seed, count)
+    usual = usual_of(shapes_of(1, known, length=-9.0))
+    assert usual.excess(shapes).tolist() == pytest.approx(literal_excess(shapes, shapes))
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), count=st.integers(3, 12), known=st.integers(20, 60))
+def test_later_it_is_compared_with_accepted_updates(seed, count, known):
+    past = shapes_of(1, known)
+    shapes = shapes_of(seed, count, spread=0.1)
+    shapes[0, 0] = 20.0
+    assert usual_of(past).excess(shapes).tolist() == pytest.approx(literal_excess(shapes, past))
+
+
+def test_the_deviation_of_shapes_that_hardly_vary_is_taken_to_be_015():
+    past = [[1.0, -3.0]] * 30
+    shapes = np.array([[1.0, -3.0], [1.3, -3.0], [1.0, -2.4], [0.1, -9.0]])
+    assert usual_of(past).excess(shapes).tolist() == pytest.approx([0.0, 2.0, 4.0, -6.0])
+
+
+def test_a_whole_round_of_longer_updates_is_compared_with_itself():
+    usual = usual_of(shapes_of(0, 100))
+    shapes = shapes_of(1, 10, length=40.0)
+    assert usual.excess(shapes).tolist() == pytest.approx(literal_excess(shapes, shapes))
+
+
+def test_a_round_of_longer_updates_is_compared_with_itself_although_one_is_longer_by_far():
+    # The learning rate went up threefold, and somebody attacks with an update 100 times as long.
+    usual = usual_of(shapes_of(0, 100, spread=0.05))
+    shapes = shapes_of(1, 10, length=math.log(3), spread=0.05)
+    shapes[4, 0] += math.log(100)
+    refused = usual.excess(shapes) > CONFIG.outlier_excess
+    assert np.flatnonzero(refused).tolist() == [4]
+
+
+def test_a_round_of_shorter_updates_exceeds_nothing():
+    usual = usual_of(shapes_of(0, 100, spread=0.1))
+    assert (usual.excess(shapes_of(1, 10, length=-5.0, spread=0.1)) < 3).all()
+
+
+def test_only_the_last_200_accepted_updates_are_remembered():
+    usual = usual_of([[float(i), 0.0] for i in range(150)])
+    usual.add(np.array([[float(i), 0.0] for i in range(150, 230)]))
+    assert usual.seen == [(float(i), 0.0) for i in range(30, 230)]
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), known=st.integers(1, 40), count=st.integers(0, 9))
+def test_the_usual_length_is_the_median_and_the_limit_what_nine_in_ten_stay_below(seed, known, count):
+    past = shapes_of(seed, known)
+    usual = usual_of(past)
+    norms = np.exp(shapes_of(seed + 1, count)[:, 0])
+    assert usual.length(norms) == pytest.approx(math.exp(statistics.median(past[:, 0].tolist())))
+    ordered = sorted(past[:, 0].tolist())
+    place = 0.9 * (known - 1)
+    below, above = ordered[math.floor(place)], ordered[math.ceil(place)]
+    ninth = math.exp(below + (above - below) * (place - math.floor(place)))
+    expected = max(ninth, statistics.median(norms.tolist())) if count else ninth
+    assert usual.limit(norms) == pytest.approx(expected)
+
+
+def test_before_anything_was_accepted_the_rounds_median_is_usual():
+    assert Usual().length(np.array([1.0, 2.0, 6.0])) == 2
+    assert Usual().limit(np.array([1.0, 2.0, 6.0])) == 2
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    suspicion=st.lists(st.floats(0, 1), min_size=1, max_size=6),
+    scores=st.lists(st.floats(-1, 1), min_size=6, max_size=6),
+    weight=st.floats(0, 20),
+)
+def test_who_is_more_likely_than_not_an_attacker_is_taken_for_one(suspicion, scores, weight):
+    expected = []
+    for probability, score in zip(suspicion, scores, strict=False):
+        bounded = min(max(probability, 1e-6), 1 - 1e-6)
+        expected.append(math.log(bounded / (1 - bounded)) + weight * max(0.0, -score) > 0)
+    found = suspected(np.array(suspicion), np.array(scores[: len(suspicion)]), weight)
+    assert found.tolist() == expected
+
+
+def test_a_good_record_does_not_excuse_and_a_bad_one_makes_doubt_enough():
+    suspicion = np.array([0.6, 0.6, 0.4, 0.4, 0.5, 0.0])
+    scores = np.array([1.0, -1.0, 1.0, -1.0, 0.0, -1.0])
+    assert suspected(suspicion, scores, 3.0).tolist() == [True, True, False, True, False, False]
+
+
+def test_the_worst_record_condemns_nobody_by_itself():
+    assert not suspected(np.zeros(1), np.array([-1.0]), CONFIG.record_weight).any()
+
+
+@given(score=st.floats(-1, 1), suspicion=st.floats(0, 1), fall=st.floats(0.01, 1), rise=st.floats(0.01, 1))
+def test_scores_move_by_a_share_of_the_way_and_stay_between_minus_one_and_one(score, suspicion, fall, rise):
+    goal = (1 - suspicion) * 1.0 + suspicion * -1.0
+    share = fall if goal < score else rise
+    moved = float(moved_scores(np.array([score]), np.array([suspicion]), fall, rise)[0])
+    assert moved == pytest.approx((1 - share) * score + share * goal)
+    assert -1 - 1e-12 <= moved <= 1 + 1e-12
+
+
+def test_scores_by_hand():
+    found = moved_scores(np.array([0.0, 0.0, 0.5, -0.8]), np.array([0.0, 1.0, 0.5, 0.25]), 0.3, 0.1)
+    assert found.tolist() == pytest.approx([0.1, -0.3, 0.35, -0.67])
+
+
+def length(poison=1.0, accepted=100.0, usual=2.0, left=100.0, **settings):
+    return elimination_length(poison, accepted, usual, left, configure("default", settings))
+
+
+def test_the_elimination_is_the_rate_of_what_already_is_in():
+    # Half a usual update of at most 4: seven eighths are in.
+    assert length() == pytest.approx(0.3 * (1 - 0.5 / 4) * 1.0)
+    assert length(elimination_rate=0.1) == pytest.approx(0.1 * (1 - 0.5 / 4) * 1.0)
+
+
+def test_the_malicious_mean_is_clipped_to_a_usual_update():
+    assert length(poison=6.0) == pytest.approx(0.3 * (1 - 3 / 4) * 2.0)
+
+
+def test_the_elimination_is_bounded_by_the_step_of_the_accepted():
+    assert length(accepted=0.05) == pytest.approx(2 * 0.05)
+    assert length(accepted=0.05, elimination_bound=1.0) == pytest.approx(0.05)
+    assert length(accepted=0.0) == 0
+
+
+def test_the_elimination_takes_out_no_more_than_is_left():
+    assert length(left=0.07) == pytest.approx(0.07)
+    assert length(left=0.0) == 0
+    assert length(left=-5.0) == 0
+
+
+@pytest.mark.parametrize("poison", [8.0, 8.1, 1e30])
+def test_nothing_is_taken_out_where_attackers_still_pull_far(poison):
+    assert length(poison=poison) == 0
+
+
+def test_nothing_is_taken_out_before_a_usual_length_is_known():
+    assert length(usual=0.0) == 0
+    assert length(usual=math.nan) == 0
+
+
+@given(
+    poison=st.floats(0, 1e6),
+    accepted=st.floats(0, 1e6),
+    usual=st.floats(0, 1e6),
+    left=st.floats(-1e6, 1e6),
+    rate=st.floats(0, 1),
+    bound=st.floats(0, 100),
+    far=st.floats(0.1, 100),
+)
+def test_the_elimination_keeps_all_its_limits(poison, accepted, usual, left, rate, bound, far):
+    settings = {"elimination_rate": rate, "elimination_bound": bound, "far_pull": far}
+    found = length(poison, accepted, usual, left, **settings)
+    assert found >= 0
+    assert found <= rate * min(poison, usual)
+    assert found <= bound * accepted
+    assert found <= max(0.0, left)
+    assert found == 0 or poison < far * usual
+
+
+def community(evidence, belonging, agreement_=3.0) -> Community:
+    return Community(evidence, np.asarray(belonging, float), agreement_)
+
+
+def judgement_of(count=5, *, malicious=(), held_out=(), communities=(), twins=None, excess=None, known=9, scores=None):
+    """A judgement on the last `count` submissions of a window that the communities describe."""
+    inside = [next((one for one in communities if one.members[-count:][row]), None) for row in range(count)]
+    suspicion = np.zeros(count)
+    for one in communities:
+        suspicion = np.maximum(suspicion, one.belonging[-count:])
+    examination = Examination(
+        suspicion,
+        inside,
+        list(twins or [None] * count),
+        np.zeros(count) if excess is None else np.asarray(excess, float),
+        list(communities),
+        np.zeros(count, bool),
+        known,
+    )
+    bad = np.isin(np.arange(count), malicious)
+    accepted = ~bad & ~np.isin(np.arange(count), held_out)
+    return Judgement(examination, bad, accepted, np.zeros(count) if scores is None else np.asarray(scores, float))
+
+
+def explained(judgement, clients=("a", "b", "c", "d", "e")):
+    return explain_examination(clients, judgement, np.linspace(0.1, 0.5, len(clients)), CONFIG)
+
+
+def test_verdicts_carry_the_score_the_suspicion_the_weight_and_the_communitys_number():
+    communities = [community(20.0, [0, 0.9, 0, 0, 0]), community(12.0, [0, 0, 0.2, 0.7, 0])]
+    verdicts = explained(judgement_of(malicious=[1, 3], communities=communities, scores=[0.1, -0.2, 0.3, -0.4, 0.5]))
+    assert [one.cluster for one in verdicts.values()] == [0, 1, 0, 2, 0]
+    assert [one.distance for one in verdicts.values()] == [0, 0.9, 0.2, 0.7, 0]
+    assert [one.benign_score for one in verdicts.values()] == [0.1, -0.2, 0.3, -0.4, 0.5]
+    assert [one.weight for one in verdicts.values()] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5])
+    assert [one.decision[0] for one in verdicts.values()] == list("amama")
+
+
+def test_two_communities_of_equal_evidence_are_told_apart():
+    communities = [community(20.0, [1, 1, 0, 0, 0]), community(20.0, [0, 0, 1, 1, 0])]
+    verdicts = explained(judgement_of(malicious=[0, 1, 2, 3], communities=communities))
+    assert [one.cluster for one in verdicts.values()] == [1, 1, 2, 2, 0]
+
+
+def test_a_reason_names_how_many_others_point_the_same_way():
+    belonging = [0.9, 0.9, 0.9, 0.1, 0, 0.8, 0, 0, 0]
+    reason = explained(judgement_of(malicious=[1], communities=[community(23.4, belonging, 4.56)]))["b"].reason
+    assert "points the same way as 3 others" in reason
+    assert "agreement 4.6" in reason
+    assert "evidence 23" in reason
+
+
+def test_a_reason_names_the_length_before_everything_else():
+    reason = explained(
+        judgement_of(
+            malicious=[2],
+            communities=[community(20.0, [0, 0, 1, 0, 0])],
+            twins=[None, None, 0, None, None],
+            excess=[0, 0, 41.3, 0, 0],
+        )
+    )["c"].reason
+    assert "far longer or more peaked than usual (41 standard deviations)" in reason
+
+
+def test_a_reason_names_the_twin():
+    reason = explained(judgement_of(malicious=[4], twins=[None, None, None, None, 1]))["e"].reason
+    assert "agrees almost completely with that of client 'b'" in reason
+
+
+def test_a_reason_names_the_record_where_it_decided():
+    judgement = judgement_of(malicious=[0], communities=[community(20.0, [0.4, 0, 0, 0, 0])])
+    reason = explained(judgement)["a"].reason
+    assert "probability 0.40" in reason
+    assert "record is poor" in reason
+
+
+def test_a_client_with_a_poor_record_is_held_out_and_told_its_score():
+    verdict = explained(judgement_of(held_out=[2], scores=[0, 0, -0.49, 0, 0]))["c"]
+    assert verdict.decision == "held_out"
+    assert "score -0.49" in verdict.reason
+
+
+def test_clients_accepted_without_anything_to_compare_with_are_told_so():
+    assert "unexamined" in explained(judgement_of(2, known=2), ("a", "b"))["a"].reason
+    assert "unexamined" not in explained(judgement_of(5, known=5))["a"].reason
+
+
+def test_every_reason_is_a_sentence():
+    judgement = judgement_of(
+        malicious=[0, 1, 2], held_out=[3], twins=[None, 0, None, None, None], excess=[9, 0, 0, 0, 0]
+    )
+    reasons = [verdict.reason for verdict in explained(judgement).values()]
+    reasons += [verdict.reason for verdict in explained(judgement_of(1, known=1), ("a",)).values()]
+    assert len(set(reasons)) == 6
+    for reason in reasons:
+        assert reason.endswith(".")
+        assert reason[0].isupper()
+
+
+def window_of(*rounds) -> Window:
+    window = Window(1000)
+    for number, (clients, sketches) in enumerate(rounds, start=1):
+        unit = sketches / np.maximum(np.linalg.norm(sketches, axis=-1, keepdims=True), 1e-12)
+        window.add(number, clients, unit.astype(np.float32))
+    return window
+
+
+def examined(window, excess) -> Examination:
+    """Of the round's clients the window holds those alone whose updates are usual."""
+    return examine(window, excess <= CONFIG.outlier_excess, excess, CONFIG)
+
+
+def noise(count, seed, layers=2, width=512):
+    return np.random.default_rng(seed).normal(size=(count, layers, width))
+
+
+def test_the_examination_looks_at_the_last_round_and_marks_the_whole_window():
+    backdoor = noise(1, 99)
+    rounds = []
+    for number in range(6):
+        sketches = noise(10, number)
+        sketches[:2] += 1.5 * backdoor
+        rounds.append(([*range(2 * number, 2 * number + 2), *range(100 + 8 * number, 108 + 8 * number)], sketches))
+    found = examined(window_of(*rounds), np.zeros(10))
+    assert np.flatnonzero(found.suspicion > 0.5).tolist() == [0, 1]
+    assert [one is not None for one in found.community] == [True, True] + [False] * 8
+    assert np.flatnonzero(found.members).tolist() == sorted([*range(0, 60, 10), *range(1, 60, 10)])
+    assert found.known == 60
+
+
+def test_two_clients_of_one_round_who_agree_almost_completely_are_twins():
+    sketches = noise(10, 0)
+    sketches[7] = sketches[2]
+    window = window_of((list(range(10)), sketches))
+    graph = agreement(window)
+    found = examined(window, np.zeros(10))
+    for row in range(10):
+        agrees = {other: graph[row, other] for other in range(10) if graph[row, other] > CONFIG.twin_agreement}
+        assert found.twin[row] == (max(agrees, key=agrees.get) if agrees else None)
+    assert found.twin[2] == 7
+    assert found.twin[7] == 2
+    assert found.suspicion[[2, 7]].tolist() == [1, 1]
+    assert found.suspicion.sum() == pytest.approx(2)
+
+
+def test_a_client_is_no_twin_of_its_own_past():
+    sketches = noise(10, 0)
+    found = examined(window_of((list(range(10)), sketches), (list(range(10)), sketches)), np.zeros(10))
+    assert found.twin == [None] * 10
+    assert found.suspicion.max() < 0.5
+
+
+def test_an_update_beyond_the_excess_is_surely_suspected_and_the_others_keep_their_places():
+    excess = np.array([0.0, 6.1, 5.9, -40.0, 100.0, 0, 0, 0])
+    sketches = noise(6, 3)
+    sketches[5] = sketches[2]
+    # The window holds the clients 0, 2, 3, 5, 6 and 7, of whom 3 and 7 send the same.
+    found = examined(window_of(([0, 2, 3, 5, 6, 7], sketches)), excess)
+    assert np.flatnonzero(found.suspicion == 1).tolist() == [1, 3, 4, 7]
+    assert found.twin == [None, None, None, 7, None, None, None, 3]
+    assert found.community == [None] * 8
+
+
+def test_a_round_of_nothing_but_outliers_is_suspected_as_a_whole():
+    for window in (Window(100), window_of((list(range(10)), noise(10, 0)))):
+        found = examined(window, np.full(4, 50.0))
+        assert found.suspicion.tolist() == [1, 1, 1, 1]
+        assert not found.members.any()
+        assert len(found.members) == len(window.clients)
+
+
+def test_only_members_of_communities_show_where_the_backdoor_lies():
+    judgement = judgement_of(malicious=[0, 1, 4], communities=[community(20.0, [0, 1, 1, 0, 0])])
+    assert judgement.colluding.tolist() == [False, True, False, False, False]
