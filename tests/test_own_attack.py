@@ -127,6 +127,14 @@ class Forgetful(Attack):
         return {who.client: trained[who.client] for who in turn.members[:-1]}
 
 
+class Impostor(Attack):
+    name = "impostor"
+    summary = "speaks for a client it does not have"
+
+    def submissions(self, turn, trained):
+        return {who.client: trained[who.client] for who in turn.members} | {-1: turn.global_weights}
+
+
 class NotAnAttack:
     pass
 """
@@ -320,6 +328,13 @@ def test_an_attack_that_forgets_one_of_its_members_is_one_clear_error(pattern):
         simulation.run()
     assert f"attack {attack} sends nothing for client {last}, which attacks in round 1" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_an_attack_that_speaks_for_others_is_one_clear_error():
+    attack = "their_package.counting:Impostor"
+    simulation = Simulation(RunConfig(**{**CONFIG, "attack": attack, "start": "scratch", "engine": "loop"}))
+    with pytest.raises(G2uardFLError, match="client -1, which is none of its members in round 1"):
+        simulation.run()
 
 
 def test_on_the_command_line_a_file_in_the_folder_one_works_in_is_enough(folder: Path):

@@ -240,13 +240,18 @@ class Simulation:
         trained = self.engine.train(self.weights, [*jobs, *wanted.values()])
         sent: dict[int, Mapping[str, Tensor]] = dict(zip(honest, trained, strict=False))
         if attacking:
-            sent |= self.attack.submissions(turn, dict(zip(wanted, trained[len(honest) :], strict=True)))
-        forgotten = attacking - sent.keys()
-        if forgotten:
-            raise G2uardFLError(
-                f"attack {self.config.attack} sends nothing for client {min(forgotten)}, which attacks in round "
-                f"{turn.number}: its submissions() has to return a model for every member"
-            )
+            submitted = self.attack.submissions(turn, dict(zip(wanted, trained[len(honest) :], strict=True)))
+            if forgotten := attacking - submitted.keys():
+                raise G2uardFLError(
+                    f"attack {self.config.attack} sends nothing for client {min(forgotten)}, which attacks in round "
+                    f"{turn.number}: its submissions() has to return a model for every member"
+                )
+            if foreign := submitted.keys() - attacking:
+                raise G2uardFLError(
+                    f"attack {self.config.attack} sends something for client {min(foreign)}, which is none of its "
+                    f"members in round {turn.number}: its submissions() may speak for members only"
+                )
+            sent |= submitted
         return {client: sent[client] for client in selected}
 
     def honest_job(self, round_number: int, client: int) -> Job:
