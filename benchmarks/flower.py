@@ -55,7 +55,7 @@ def strategies(count: int, folder: Path) -> dict[str, Any]:
 
 
 def rounds(count: int, weights: dict[str, np.ndarray], sent: dict[int, Any], folder: Path) -> dict[str, Round]:
-    """A round of each strategy, and one of the guard on plain arrays without Flower."""
+    """A round of each strategy, and one of the guard on plain arrays without Flower; guards have a full memory."""
     start = ArrayRecord({name: Array(array) for name, array in weights.items()})
     replies = [reply(node + 1, arrays) for node, arrays in sent.items()]
     guard = g2uardfl.G2uardFL()
@@ -68,7 +68,11 @@ def rounds(count: int, weights: dict[str, np.ndarray], sent: dict[int, Any], fol
         return round_
 
     found = {name: one(strategy) for name, strategy in strategies(count, folder).items()}
-    return {**found, "G2uardFL.aggregate alone": lambda: guard.aggregate(weights, sent)}
+    found["G2uardFL.aggregate alone"] = lambda: guard.aggregate(weights, sent)
+    for name in [name for name in found if "g2uardfl" in name.lower()]:
+        for _ in range(guard.config.window // count):
+            found[name]()
+    return found
 
 
 def timed(functions: dict[str, Round], repetitions: int) -> dict[str, tuple[float, float]]:
