@@ -417,3 +417,18 @@ def test_a_round_of_nothing_but_outliers_is_suspected_as_a_whole():
 def test_only_members_of_communities_show_where_the_backdoor_lies():
     judgement = judgement_of(malicious=[0, 1, 4], communities=[community(20.0, [0, 1, 1, 0, 0])])
     assert judgement.colluding.tolist() == [False, True, False, False, False]
+
+
+def test_where_most_clients_are_idle_the_others_are_not_called_long():
+    updates = torch.zeros(10, 20)
+    updates[:3] = torch.randn(3, 20, generator=torch.Generator().manual_seed(0))
+    usual = Usual()
+    shapes = update_shapes(updates)
+    for _ in range(12):
+        assert usual.excess(shapes).max() < 6
+        usual.add(shapes)
+    assert usual.length(np.ones(1)) == pytest.approx(float(np.median(np.exp(shapes[:3, 0]))))
+
+
+def test_a_round_of_idle_clients_exceeds_nothing():
+    assert not Usual().excess(update_shapes(torch.zeros(4, 5))).any()

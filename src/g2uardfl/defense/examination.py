@@ -31,6 +31,8 @@ _CHANGED = 3.0
 _REMEMBERED = 200
 """How many accepted updates' lengths and peaks are remembered."""
 _ALMOST_SURE = 1e-6
+_ZERO_LENGTH = -700.0
+"""Below this logarithm a length is zero."""
 RECENT_ROUNDS = 3
 """Communities are also looked for in the last rounds alone: while a model learns fast, older ones say little."""
 
@@ -50,7 +52,8 @@ class Usual:
             beyond = _excess(shapes, np.array(self.seen))
             if np.median(beyond) <= _CHANGED:
                 return beyond
-        return _excess(shapes, shapes)
+        moving = _moving(shapes)
+        return _excess(shapes, shapes[moving]) if moving.any() else np.zeros(len(shapes))
 
     def length(self, norms: Array) -> float:
         """The length of a usual update: the median over what is remembered, or over `norms` where nothing is."""
@@ -67,8 +70,15 @@ class Usual:
         return max(remembered, float(np.median(norms))) if len(norms) else remembered
 
     def add(self, shapes: Array) -> None:
-        """Remember accepted updates."""
-        self.seen = (self.seen + [(float(length), float(peak)) for length, peak in shapes])[-_REMEMBERED:]
+        """Remember accepted updates; those of idle clients say nothing."""
+        added = [(float(length), float(peak)) for length, peak in shapes[_moving(shapes)]]
+        self.seen = (self.seen + added)[-_REMEMBERED:]
+
+
+def _moving(shapes: Array) -> Mask:
+    """Who sent more than a zero update."""
+    result: Mask = shapes[:, 0] > _ZERO_LENGTH
+    return result
 
 
 def _excess(shapes: Array, reference: Array) -> Array:
