@@ -81,7 +81,7 @@ def test_the_example_prints_acc_and_asr_with_and_without_the_guard(flower, tmp_p
     audit = Audit(tmp_path / "out" / "g2uardfl.jsonl")
     assert [record["round"] for record in audit.rounds] == list(range(1, 16))
     assert audit.clients == {str(client) for client in range(12)}
-    hostile = [record["verdicts"][str(client)]["decision"] for record in audit.rounds[7:] for client in (0, 1, 2)]
+    hostile = [record["verdicts"][str(client)]["decision"] for record in audit.rounds[11:] for client in (0, 1, 2)]
     assert hostile.count("accepted") < len(hostile) / 4
     for rule in rows:
         assert "Last verdict on each client" in (tmp_path / "out" / f"{rule}.html").read_text()

@@ -25,7 +25,7 @@ class Replay:
     detection: Detection | None
     """None where the record does not tell who attacked; the next two are then NaN."""
     rand_index: float
-    """The adjusted Rand index of clusters and truth, over the rounds that had attackers and others."""
+    """The adjusted Rand index of who was refused against the truth, over the rounds that had attackers and others."""
     attacker_accepted: float
     """The share of rounds in which an attacker was accepted."""
     seconds: float
@@ -53,8 +53,7 @@ def replay(record: Record, defense: Aggregator, on_round: Callable[[], None] = l
             detection.add(flagged, attacking, observation.clients, behaving)
             accepted_rounds += bool(attacking - flagged)
             if 0 < truth.sum() < len(truth):
-                clusters = [verdicts[client].cluster or 0 for client in observation.clients]
-                indices.append(adjusted_rand_score(truth, clusters))
+                indices.append(adjusted_rand_score(truth, [client in flagged for client in observation.clients]))
         on_round()
     return Replay(
         rounds=len(record.rounds),
