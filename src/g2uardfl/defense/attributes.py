@@ -13,12 +13,13 @@ the global model, G^r - G^{r-1}, stands in.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..aggregation import ClientId, Round
 from ..numerics import Array, InnerProducts, cosine, in_parallel, row_quantiles, z_scores
 from ..weights import Layer
 
@@ -48,6 +49,34 @@ def measures(rows: Tensor) -> Array:
     5.0
     """
     return _arrange(_moments(rows), row_quantiles(rows, _QUANTILES))
+
+
+@dataclass
+class LastRound:
+    """The round before, which a round's attributes are compared with."""
+
+    global_vector: Tensor | None = None
+    updates: Tensor | None = None
+    rows: dict[ClientId, int] = field(default_factory=dict)
+    """Client -> its row in `updates`."""
+
+    def step(self, round_: Round) -> Tensor:
+        """The last step of the global model, 0 in the first round."""
+        now = round_.global_vector
+        return torch.zeros_like(now) if self.global_vector is None else now - self.global_vector.to(now.device)
+
+    def updates_of(self, round_: Round) -> list[Tensor]:
+        """Each client's update of the round before, or the last global step where it was absent."""
+        step = self.step(round_)
+        if self.updates is None:
+            return [step] * len(round_.clients)
+        last = self.updates.to(step.device)
+        return [last[self.rows[client]] if client in self.rows else step for client in round_.clients]
+
+    def remember(self, round_: Round) -> None:
+        """Take the round as the last."""
+        self.global_vector, self.updates = round_.global_vector, round_.updates
+        self.rows = {client: row for row, client in enumerate(round_.clients)}
 
 
 def client_attributes(

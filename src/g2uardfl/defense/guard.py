@@ -20,7 +20,7 @@ from ..settings import build
 from ..state_files import SavedState, read_state, write_state
 from ..weights import Layer, ModelLayout
 from .agreement import Sketches, Window, directions, random_signs
-from .attributes import attribute_names, client_attributes, normalised_attributes
+from .attributes import LastRound, attribute_names, client_attributes, normalised_attributes
 from .clipping import average_median_norm, clip_factors
 from .clustering import Clustering, cluster_count, cluster_graph
 from .config import GuardConfig, configure
@@ -94,9 +94,7 @@ class G2uardFL(Aggregator):
         """How long each stage of the last round took."""
         self._signature: list[list[Any]] | None = None
         self._signs: Tensor | None = None
-        self._last_global: Tensor | None = None
-        self._last_updates: Tensor | None = None
-        self._last_rows: dict[ClientId, int] = {}
+        self._last = LastRound()
 
     def accept_layout(self, layout: ModelLayout) -> None:
         """Refuse a model that is not the one the guard remembers."""
@@ -120,11 +118,11 @@ class G2uardFL(Aggregator):
         self.round += 1
         clients = observation.clients
         norms = np.exp(observation.shapes[:, 0])
-        self.median_norm = average_median_norm(self.median_norm, norms, self.round)
-        clipping = clip_factors(norms, self.median_norm)
         if self.config.detector == "agreement":
             judgement = self._judge_agreement(clients, observation.shapes, observation.directions)
             return explain_examination(clients, judgement, self._shares(norms, judgement.accepted), self.config)
+        self.median_norm = average_median_norm(self.median_norm, norms, self.round)
+        clipping = clip_factors(norms, self.median_norm)
         if len(clients) < _FEWEST:
             return self._unexamined(clients, clipping / len(clients))
         layers = tuple(Layer(name, slice(0, 0)) for name in observation.layers)
@@ -211,12 +209,14 @@ class G2uardFL(Aggregator):
             outcome = self._clipped_mean(round_, clipping)
         else:
             layers = round_.layout.layers
-            raw = client_attributes(round_.updates, round_.global_vector, self._previous(round_), layers, products)
+            raw = client_attributes(
+                round_.updates, round_.global_vector, self._last.updates_of(round_), layers, products
+            )
             clock.lap("attributes")
             judged = self._judge_graph(round_.clients, layers, products, raw, clipping, clock)
             outcome = Outcome(round_.weighted_sum(judged.coefficients), judged.benign, judged.verdicts)
             clock.lap("aggregation")
-        self._remember(round_)
+        self._last.remember(round_)
         return outcome
 
     def _judge_graph(
@@ -309,19 +309,6 @@ class G2uardFL(Aggregator):
             for client, score, weight in zip(clients, scores, weights, strict=True)
         }
 
-    def _previous(self, round_: Round) -> list[Tensor]:
-        """Each client's update of the round before, or the last global step where it was absent (0 in round 1)."""
-        g = round_.global_vector
-        if self._last_global is None or self._last_updates is None:
-            return [torch.zeros_like(g)] * len(round_.clients)
-        last, step = self._last_updates.to(g.device), g - self._last_global.to(g.device)
-        rows = self._last_rows
-        return [last[rows[client]] if client in rows else step for client in round_.clients]
-
-    def _remember(self, round_: Round) -> None:
-        self._last_global, self._last_updates = round_.global_vector, round_.updates
-        self._last_rows = {client: row for row, client in enumerate(round_.clients)}
-
     def state(self) -> SavedState:
         """The whole state: config, scores, graph, running norm and the last round's updates."""
         rows, edges = self.graph.rows, self.graph.edges
@@ -333,7 +320,7 @@ class G2uardFL(Aggregator):
             "scores": [[client, score, last] for client, (score, last) in self.scores.scores.items()],
             "rows": [[client, last] for client, (_, last) in rows.items()],
             "edges": [[first, second, last] for (first, second), (_, last) in edges.items()],
-            "last_clients": list(self._last_rows),
+            "last_clients": list(self._last.rows),
             "window_clients": self.window.clients,
             "window_rounds": self.window.rounds,
             "window_let_in": self.window.let_in.tolist(),
@@ -346,9 +333,9 @@ class G2uardFL(Aggregator):
         }
         if rows:
             arrays["row_attributes"] = np.stack([row for row, _ in rows.values()])
-        if self._last_global is not None and self._last_updates is not None:
-            arrays["last_global"] = self._last_global.cpu().numpy()
-            arrays["last_updates"] = self._last_updates.cpu().numpy()
+        if self._last.global_vector is not None and self._last.updates is not None:
+            arrays["last_global"] = self._last.global_vector.cpu().numpy()
+            arrays["last_updates"] = self._last.updates.cpu().numpy()
         return SavedState(_plain(values), arrays)
 
     def restore(self, state: SavedState) -> None:
@@ -375,9 +362,9 @@ class G2uardFL(Aggregator):
             self.poison_left = float(values["poison_left"])
             self.usual.seen = [(length, peak) for length, peak in values["usual"]]
             if "last_global" in arrays:
-                self._last_global = torch.from_numpy(arrays["last_global"])
-                self._last_updates = torch.from_numpy(arrays["last_updates"])
-            self._last_rows = {client: row for row, client in enumerate(values["last_clients"])}
+                self._last.global_vector = torch.from_numpy(arrays["last_global"])
+                self._last.updates = torch.from_numpy(arrays["last_updates"])
+            self._last.rows = {client: row for row, client in enumerate(values["last_clients"])}
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(
                 f"this guard state is incomplete ({error}): restore it from a copy or start anew"

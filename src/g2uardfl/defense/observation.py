@@ -9,14 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from ..aggregation import ClientId, Round
 from ..numerics import Array, InnerProducts, inner_products
 from ..weights import Layer
 from .agreement import Sketches, directions, random_signs
-from .attributes import client_attributes
+from .attributes import LastRound, client_attributes
 from .examination import update_shapes
 
 SKETCH_WIDTH = 256
@@ -58,9 +57,7 @@ class Observer:
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
         self._signs: Tensor | None = None
-        self._last_global: Tensor | None = None
-        self._last_updates: Tensor | None = None
-        self._last_rows: dict[ClientId, int] = {}
+        self._last = LastRound()
 
     def observe(self, round_: Round) -> Observation:
         """The round in numbers."""
@@ -68,12 +65,11 @@ class Observer:
         updates, global_vector = round_.updates, round_.global_vector
         columns = [layer.columns for layer in layers]
         products = inner_products(updates, global_vector, columns)
-        step = torch.zeros_like(global_vector) if self._last_global is None else global_vector - self._last_global
-        with_step = inner_products(updates, step, columns)
+        with_step = inner_products(updates, self._last.step(round_), columns)
         observation = Observation(
             clients=round_.clients,
             layers=tuple(layer.name for layer in layers),
-            attributes=client_attributes(updates, global_vector, self._previous(round_, step), layers, products),
+            attributes=client_attributes(updates, global_vector, self._last.updates_of(round_), layers, products),
             products=products,
             centred=centred_products(updates, layers),
             along_step=with_step.gu,
@@ -81,13 +77,8 @@ class Observer:
             shapes=update_shapes(updates),
             directions=self._directions(round_),
         )
-        self._last_global, self._last_updates = global_vector, updates
-        self._last_rows = {client: row for row, client in enumerate(round_.clients)}
+        self._last.remember(round_)
         return observation
-
-    def _previous(self, round_: Round, step: Tensor) -> list[Tensor]:
-        last, rows = self._last_updates, self._last_rows
-        return [last[rows[client]] if last is not None and client in rows else step for client in round_.clients]
 
     def _directions(self, round_: Round) -> Sketches:
         if self._signs is None:
