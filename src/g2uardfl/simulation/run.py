@@ -298,7 +298,7 @@ class Simulation:
             "acc_tail_mean": statistics.fmean(record["acc"] for record in tail),
             "asr_tail_mean": statistics.fmean(record["asr"] for record in tail),
             "asr_max": max(record["asr"] for record in records if record["asr"] is not None),
-            "detection": detection_of(records),
+            "detection": detection_of(records[self.config.defend_from - 1 :]),
             "start": self.start_scores,
             "rounds": len(records),
             "rounds_per_second": len(records) / seconds,
