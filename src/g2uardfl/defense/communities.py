@@ -4,12 +4,15 @@ The ends of the agreement graph's leading eigenvectors are where submissions agr
 a community is grown: whoever agrees with its members joins, whoever does not leaves. If all are honest, the mean
 agreement with the members forms one hump over the submissions; attackers make a second one. Which of the two it is
 decides the Bayesian information criterion, and how surely a submission belongs, the mixture that was fitted.
+
+Honest clients whose data differ form communities too, one for each kind of data. They have many of their like, while
+attackers have none: so a community is believed only if it stands out from all that is left in the graph without it.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +21,7 @@ from ..numerics import Array
 
 FEWEST_CLIENTS = 5
 """Among fewer clients no community is looked for."""
-_MOST = 5
+_MOST = 7
 """How many communities are looked for at most, one after the other."""
 _VECTORS = 3
 """How many leading eigenvectors are looked at: the first may show something honest clients have in common."""
@@ -26,6 +29,8 @@ _SMALLEST = 3
 """How many clients make a community; more than half of all are no community but the honest majority."""
 _PATIENCE = 5
 """How often a community is looked over."""
+_NOISE = 0.5
+"""Something of this strength is always left, in units of the largest eigenvalue of a graph of pure noise."""
 _EM_STEPS, _EM_TOLERANCE = 100, 1e-5
 
 
@@ -35,6 +40,8 @@ class Community:
 
     evidence: float
     """By how much the BIC prefers two humps to one; above 10 is called very strong."""
+    strength: float
+    """The sum of a member's edges to all members, on average: no more than the graph's largest eigenvalue."""
     belonging: Array
     """For each submission the probability that it belongs."""
     agreement: float
@@ -47,12 +54,9 @@ class Community:
 
 
 def find_communities(
-    agreement: Array,
-    people: npt.NDArray[np.int64],
-    least_evidence: float,
-    among: npt.NDArray[np.bool_] | None = None,
+    agreement: Array, people: npt.NDArray[np.int64], least_evidence: float, least_lead: float
 ) -> list[Community]:
-    """All communities that the evidence supports, the clearest first; `among` some of the submissions if given.
+    """All communities that the evidence supports and that stand out, the strongest first.
 
     Parameters
     ----------
@@ -61,32 +65,69 @@ def find_communities(
     people
         For each submission the number of its client. What a client sends again is no new evidence, so the criterion
         counts clients and not submissions.
+    least_evidence
+        How evident each must be; the more, the more structure is left in the graph without them.
+    least_lead
+        How many times as strong as any other community each must be.
     """
-    left = np.arange(len(agreement)) if among is None else np.flatnonzero(among)
+    floor = _NOISE * _noise(agreement, people)
     found: list[Community] = []
-    while len(found) < _MOST and len(np.unique(people[left])) >= FEWEST_CLIENTS:
-        community = _leading_community(agreement[np.ix_(left, left)], people[left])
-        if community is None or community.evidence < least_evidence:
+    left = np.arange(len(agreement))
+    while len(found) < _MOST and _count(people[left]) >= FEWEST_CLIENTS:
+        community = _leading_community(agreement[np.ix_(left, left)], people[left], least_lead * floor)
+        if community is None:
             break
         belonging = np.zeros(len(agreement))
         belonging[left] = community.belonging
-        found.append(Community(community.evidence, belonging, community.agreement))
+        found.append(replace(community, belonging=belonging))
         left = left[~community.members]
-    return found
+    evident = sorted((one for one in found if one.evidence >= least_evidence), key=lambda one: -one.strength)
+    for count in range(len(evident), 0, -1):
+        believed = evident[:count]
+        weakest, others = believed[-1].strength, [one.strength for one in found if one not in believed]
+        members = np.any([one.members for one in believed], axis=0)
+        if weakest < least_lead * max([floor, *others]) or 2 * _count(people[members]) > _count(people):
+            continue
+        left_over = float(_eigenvectors(agreement[np.ix_(~members, ~members)])[0].max())
+        if min(one.evidence for one in believed) >= least_evidence * max(1.0, left_over / weakest):
+            return believed
+    return []
 
 
-def _leading_community(agreement: Array, people: npt.NDArray[np.int64]) -> Community | None:
+def _count(people: npt.NDArray[np.int64]) -> int:
+    return len(np.unique(people))
+
+
+def _noise(agreement: Array, people: npt.NDArray[np.int64]) -> float:
+    """The largest eigenvalue of a graph whose edges are nothing but noise (the edge of Wigner's semicircle)."""
+    edges = np.abs(agreement[people[:, None] != people[None, :]])
+    return 2.0 * 1.4826 * float(np.median(edges)) * math.sqrt(len(people)) if len(edges) else 0.0
+
+
+def _leading_community(agreement: Array, people: npt.NDArray[np.int64], least_strength: float) -> Community | None:
+    """The most evident community, if one of `least_strength` is possible at all."""
     if not agreement.any():
         return None
-    from scipy.sparse.linalg import eigsh  # type: ignore[import-untyped]
-
-    # Only a place to begin: two digits are enough. Where eigenvalues coincide the iteration would break off and go on
-    # at random; a little on the diagonal sets them apart.
-    apart = np.diag(np.linspace(0.0, 1e-3 * float(np.abs(agreement).max()), len(agreement)))
-    vectors = eigsh(agreement + apart, k=_VECTORS, which="LA", v0=np.linspace(1.0, 2.0, len(agreement)), tol=0.01)[1]
+    values, vectors = _eigenvectors(agreement)
+    if values.max() < least_strength:
+        return None
     ends = (sign * vector for vector in vectors.T for sign in (1, -1))
     candidates = (_settled(agreement, people, two_humps(end)[1] > 0.5) for end in ends)
     return max((one for one in candidates if one is not None), key=lambda one: one.evidence, default=None)
+
+
+def _eigenvectors(graph: Array) -> tuple[Array, Array]:
+    """The largest eigenvalues, roughly, and their eigenvectors."""
+    from scipy.sparse.linalg import eigsh  # type: ignore[import-untyped]
+
+    if len(graph) <= _VECTORS:
+        small = np.linalg.eigh(graph)
+        return small.eigenvalues, small.eigenvectors
+    # Where eigenvalues coincide the iteration would break off and go on at random; a little on the diagonal sets them
+    # apart.
+    apart = np.diag(np.linspace(0.0, 1e-3 * float(np.abs(graph).max(initial=0.0)), len(graph)))
+    values, vectors = eigsh(graph + apart, k=_VECTORS, which="LA", v0=np.linspace(1.0, 2.0, len(graph)), tol=0.01)
+    return values, vectors
 
 
 def _settled(agreement: Array, people: npt.NDArray[np.int64], members: npt.NDArray[np.bool_]) -> Community | None:
@@ -95,7 +136,7 @@ def _settled(agreement: Array, people: npt.NDArray[np.int64], members: npt.NDArr
     clients = int(people.max()) + 1
     strangers = people[:, None] != people[None, :]
     for _ in range(_PATIENCE):
-        if len(np.unique(people[members])) < _SMALLEST:
+        if _count(people[members]) < _SMALLEST:
             return None
         closeness = agreement[:, members].sum(axis=1) / np.maximum(1, strangers[:, members].sum(axis=1))
         _, belonging = two_humps(closeness)
@@ -103,20 +144,12 @@ def _settled(agreement: Array, people: npt.NDArray[np.int64], members: npt.NDArr
         members = belonging > 0.5
         if settled:
             break
-    if not _SMALLEST <= len(np.unique(people[members])) <= clients / 2:
-        return None
-    if closeness[members].mean() <= _by_chance(agreement[strangers], clients, members, people):
+    if not _SMALLEST <= _count(people[members]) <= clients / 2:
         return None
     gain, _ = two_humps(np.bincount(people, closeness) / np.bincount(people))
     evidence = 2.0 * gain * clients - 2.0 * math.log(clients)
-    return Community(evidence, belonging, float(closeness[members].mean()))
-
-
-def _by_chance(edges: Array, clients: int, members: npt.NDArray[np.bool_], people: npt.NDArray[np.int64]) -> float:
-    """How much the members agree on average if they are the luckiest choice of so many clients."""
-    size, count = int(members.sum()), len(np.unique(people[members]))
-    choices = math.lgamma(clients + 1) - math.lgamma(count + 1) - math.lgamma(clients - count + 1)
-    return 1.4826 * float(np.median(np.abs(edges))) * math.sqrt(4 * choices / (size * (size - 1)))
+    strength = float(agreement[np.ix_(members, members)].sum()) / int(members.sum())
+    return Community(evidence, strength, belonging, float(closeness[members].mean()))
 
 
 def two_humps(values: Array) -> tuple[float, Array]:

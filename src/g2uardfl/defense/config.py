@@ -96,8 +96,8 @@ class GuardConfig:
     """(agreement) How many numbers are kept of each layer of a submission."""
     least_evidence: float = number(12.0, 0, math.inf)
     """(agreement) By how much the Bayesian information criterion must prefer two clusters to one."""
-    least_recent_evidence: float = number(15.0, 0, math.inf)
-    """(agreement) The same for the last three rounds alone, which are few and looked at often."""
+    least_lead: float = number(1.5, 0, math.inf)
+    """(agreement) How many times as strong as any other cluster in the graph those of attackers must be."""
     twin_agreement: float = number(4.0, 0, math.inf)
     """(agreement) From which agreement on, in standard deviations, two clients of a round are suspected at once."""
     outlier_excess: float = number(6.0, 0, math.inf)
@@ -110,11 +110,14 @@ class GuardConfig:
     """(agreement) Below this benign score a client is held out even if nothing is found against its update."""
     elimination_bound: float = number(2.0, 0, 100)
     """(agreement) The longest step of the elimination beside the step of the accepted clients."""
-    far_pull: float = number(4.0, 0, math.inf, above=True)
+    far_pull: float = number(8.0, 0, math.inf, above=True)
     """(agreement) Attackers who pull the model by this many usual updates find nothing of their backdoor in it."""
     elimination_allowance: float = number(10.0, 0, math.inf)
     """(agreement) How many usual updates may be taken out beyond what attackers were seen to bring in: the model may
     have been poisoned before the guard was switched on."""
+    alike_pull: float = number(0.6, 0, math.inf, above=True)
+    """(agreement) Where attackers' updates have this mean cosine, their backdoor was not there before, and there is no
+    allowance."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -127,7 +130,7 @@ PROFILES: dict[str, dict[str, Any]] = {
         "score_init": "zero",
         "score_update": "signed",
         "score_step": 0.6,
-        "elimination_rate": 0.3,
+        "elimination_rate": 0.5,
     },
 }
 """What each profile sets on top of the paper's values."""

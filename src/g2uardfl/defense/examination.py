@@ -30,11 +30,11 @@ _CHANGED = 3.0
 """If half of a round exceeds the usual by more than this, it is the usual that has changed."""
 _REMEMBERED = 200
 """How many accepted updates' lengths and peaks are remembered."""
+_OWN_STEPS = 3.0
+"""How many of attackers' own steps may be taken out of the model in any case."""
 _ALMOST_SURE = 1e-6
 _ZERO_LENGTH = -700.0
 """Below this logarithm a length is zero."""
-RECENT_ROUNDS = 3
-"""Communities are also looked for in the last rounds alone: while a model learns fast, older ones say little."""
 
 
 @dataclass
@@ -147,9 +147,7 @@ def examine(window: Window, usual: Mask, excess: Array, config: GuardConfig) -> 
     members = np.zeros(len(window.clients), dtype=bool)
     if usual.any():
         graph, people = agreement(window), window.people()
-        recent = np.array(window.rounds) > window.rounds[-1] - RECENT_ROUNDS
-        communities = find_communities(graph, people, config.least_evidence)
-        communities += find_communities(graph, people, config.least_recent_evidence, among=recent)
+        communities = find_communities(graph, people, config.least_evidence, config.least_lead)
         rows = np.flatnonzero(usual)
         for submission, row in enumerate(rows, start=len(graph) - len(rows)):
             others = graph[submission, -len(rows) :]
@@ -181,12 +179,32 @@ def moved_scores(scores: Array, suspicion: Array, fall: float, rise: float) -> A
     return result
 
 
-def elimination_length(poison: float, accepted: float, usual: float, left: float, config: GuardConfig) -> float:
-    """How far to move away from the malicious updates' mean.
+def common_cosine(poison: Tensor, accepted: Tensor, lengths: Array) -> float:
+    """How alike malicious updates are: the mean cosine of what each does beyond the accepted clients' step.
 
-    `elimination_rate` times its clipped length, but at most `elimination_bound` times the step of the accepted clients,
-    and no further than what is `left` to take out. The further attackers still have to pull the model, the less of
-    their backdoor is in it: nothing is taken out where they pull by `far_pull` usual updates or more.
+    Their `lengths` and mean suffice: the less alike vectors are, the shorter their mean. `poison` is that mean less
+    the `accepted` step.
+
+    >>> round(common_cosine(torch.tensor([0.5, 0.5]), torch.zeros(2), np.array([1.0, 1.0])), 6)
+    0.0
+    """
+    step, beyond = accepted.double(), poison.double()
+    squared = float(beyond @ beyond)
+    each = float(np.mean(lengths**2)) - 2 * float((beyond + step) @ step) + float(step @ step)
+    count = len(lengths)
+    return float(np.clip((count * squared / each - 1) / (count - 1), 0.0, 1.0)) if each > 0 and count > 1 else 1.0
+
+
+def elimination_length(
+    poison: float, accepted: float, usual: float, left: float, alike: float, config: GuardConfig
+) -> float:
+    """How far to move away from what the malicious updates do beyond the accepted ones.
+
+    `elimination_rate` times its clipped length, but at most `elimination_bound` times the step of the accepted clients.
+    The further attackers still have to pull the model, the less of their backdoor is in it: nothing is taken out where
+    they pull by `far_pull` usual updates or more. In all no more is taken out than what was seen to come in and is
+    still `left`, a few of the attackers' own steps, and where their updates are not `alike` (all that they have in
+    common has been learnt) an allowance for what came in before the guard was there.
 
     Parameters
     ----------
@@ -195,9 +213,11 @@ def elimination_length(poison: float, accepted: float, usual: float, left: float
     """
     if not usual > 0:
         return 0.0
-    already_in = max(0.0, 1.0 - poison / usual / config.far_pull)
-    wanted = config.elimination_rate * already_in * min(poison, usual)
-    return max(0.0, min(wanted, config.elimination_bound * accepted, left))
+    pull = min(poison, usual)
+    learnt = max(0.0, 1 - alike / config.alike_pull)
+    allowed = left + _OWN_STEPS * pull + learnt * config.elimination_allowance * usual
+    wanted = config.elimination_rate * max(0.0, 1 - poison / usual / config.far_pull) * pull
+    return max(0.0, min(wanted, config.elimination_bound * accepted, allowed))
 
 
 def explain_examination(

@@ -28,6 +28,7 @@ from .elimination import eliminating_coefficients, elimination_strength, group_c
 from .examination import (
     Judgement,
     Usual,
+    common_cosine,
     elimination_length,
     examine,
     explain_examination,
@@ -148,10 +149,11 @@ class G2uardFL(Aggregator):
         accepted = judgement.accepted
         coefficients = benign = self._shares(norms, accepted)
         step = round_.weighted_sum(benign)
-        if config.eliminate and judgement.colluding.any():
-            away = judgement.colluding / judgement.colluding.sum()
+        if config.eliminate and judgement.colluding.sum() > 1:
+            away = judgement.colluding / judgement.colluding.sum() - benign
             poison = round_.weighted_sum(away)
-            factor = self._elimination(_norm(poison), _norm(step))
+            alike = common_cosine(poison, step, norms[judgement.colluding])
+            factor = self._elimination(_norm(poison), _norm(step), alike)
             step, coefficients = step - factor * poison, benign - factor * away
         usual = judgement.examination.excess <= config.outlier_excess
         self.window.note_let_in((benign * norms)[usual])
@@ -186,13 +188,12 @@ class G2uardFL(Aggregator):
         result: Array = clip_factors(norms, self.usual.limit(norms[accepted])) * accepted / accepted.sum()
         return result
 
-    def _elimination(self, poison: float, accepted: float) -> float:
-        """The factor of the malicious mean update, of length `poison`, that is taken away from the model."""
+    def _elimination(self, poison: float, accepted: float, alike: float) -> float:
+        """The factor of what the malicious do beyond the accepted, of length `poison`, that is taken out."""
         if not poison > 0:
             return 0.0
         usual = self.usual.length(np.array([poison]))
-        left = self.config.elimination_allowance * usual + self.poison_left
-        length = elimination_length(poison, accepted, usual, left, self.config)
+        length = elimination_length(poison, accepted, usual, self.poison_left, alike, self.config)
         self.poison_left -= length
         return length / poison
 
