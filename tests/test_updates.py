@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from g2uardfl.aggregation import Round
 from g2uardfl.aggregators.fedavg import FedAvg
 from g2uardfl.aggregators.krum import Krum
-from g2uardfl.updates import SentUpdates
-from g2uardfl.weights import ModelLayout
+from g2uardfl.updates import DoubtfulUpdateError, SentUpdates
+from g2uardfl.weights import ModelLayout, largest_usable
 
 SHAPES = {"b.weight": (3, 4), "a.weight": (5,), "a.bias": (1,), "c": (2, 2)}
 
@@ -89,3 +89,30 @@ def test_large_models_whose_difference_is_small_are_usable(scale):
     clients = {i: {"w": np.array([scale, float(i)], np.float32)} for i in (1, 3)}
     result = FedAvg().aggregate(model, clients, {1: 1, 3: 1})
     assert result.weights["w"].tolist() == [np.float32(scale), 2.0]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -1e30, 2e18])
+def test_columns_that_are_checked_raise_where_a_number_cannot_be_used_and_only_there(bad):
+    layout = ModelLayout.of({"w": np.zeros(100, np.float32)})
+    sound, broken = np.ones(100, np.float32), np.ones(100, np.float32)
+    broken[70] = bad
+    updates = SentUpdates(layout, torch.zeros(100), [{"w": sound}, {"w": broken}], check=True)
+    assert torch.equal(updates[:, :70], torch.ones(2, 70))
+    with pytest.raises(DoubtfulUpdateError):
+        updates[:, 60:80]
+
+
+def test_an_update_too_long_only_as_a_whole_is_doubtful_in_each_block():
+    layout = ModelLayout.of({"w": np.zeros(1000, np.float32)})
+    value = 1.1 * largest_usable(torch.float32) / 1000**0.5
+    updates = SentUpdates(layout, torch.zeros(1000), [{"w": np.full(1000, value, np.float32)}], check=True)
+    with pytest.raises(DoubtfulUpdateError):
+        updates[:, 500:600]
+
+
+def test_a_long_update_that_is_usable_after_all_is_used():
+    model = {"w": np.zeros(4, np.float32)}
+    clients = {"far": {"w": np.full(4, 0.45 * largest_usable(torch.float32), np.float32)}, "near": model}
+    result = FedAvg().aggregate(model, clients, {"far": 1, "near": 1})
+    assert result.verdicts["far"].decision == "accepted"
+    assert np.array_equal(result.weights["w"], clients["far"]["w"] / 2)

@@ -42,6 +42,7 @@ class Bulyan(Aggregator):
 
     name = "bulyan"
     summary = "selects clients by repeated Krum, then averages each parameter's values nearest the median"
+    checked_on_the_way = True
     Settings = BulyanSettings
 
     def combine(self, round_: Round) -> Outcome:

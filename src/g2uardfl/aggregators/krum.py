@@ -36,6 +36,7 @@ class Krum(Aggregator):
 
     name = "krum"
     summary = "takes the one update that lies closest to its nearest neighbours"
+    checked_on_the_way = True
     Settings = KrumSettings
 
     def combine(self, round_: Round) -> Outcome:

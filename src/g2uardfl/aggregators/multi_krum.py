@@ -43,6 +43,7 @@ class MultiKrum(Aggregator):
 
     name = "multi_krum"
     summary = "averages the n - f updates that lie closest to their nearest neighbours"
+    checked_on_the_way = True
     Settings = MultiKrumSettings
 
     def __init__(self, **params: Any) -> None:
