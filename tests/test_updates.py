@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from g2uardfl.aggregation import Round
 from g2uardfl.aggregators.fedavg import FedAvg
 from g2uardfl.aggregators.krum import Krum
-from g2uardfl.updates import DoubtfulUpdateError, SentUpdates
+from g2uardfl.updates import DoubtfulUpdateError, SentUpdates, weighted_sum
 from g2uardfl.weights import ModelLayout, largest_usable
 
 SHAPES = {"b.weight": (3, 4), "a.weight": (5,), "a.bias": (1,), "c": (2, 2)}
@@ -38,6 +38,33 @@ def test_any_columns_are_those_of_the_matrix(start, stop):
     model, clients = model_of(0), [model_of(seed) for seed in (1, 2, 3)]
     found = sent_updates(clients, model)[:, start:stop]
     assert torch.equal(found, expected_of(clients, model)[:, start:stop])
+
+
+@given(rows=st.slices(4), columns=st.tuples(st.integers(0, 22), st.integers(0, 30)))
+def test_any_columns_of_any_clients_are_those_of_the_matrix(rows, columns):
+    rows = slice(*rows.indices(4)[:2])
+    model, clients = model_of(0), [model_of(seed) for seed in (1, 2, 3, 4)]
+    found = sent_updates(clients, model)[rows, slice(*columns)]
+    assert torch.equal(found, expected_of(clients, model)[rows, slice(*columns)])
+
+
+@pytest.mark.parametrize("clients", [1, 10, 11, 25])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_weighted_sum_over_many_clients_and_columns_is_the_plain_one_on_any_number_of_threads(clients, dtype):
+    draw = np.random.default_rng(0)
+    model = {"w": draw.normal(size=300_000).astype(dtype)}
+    sent = [{"w": draw.normal(size=300_000).astype(dtype)} for _ in range(clients)]
+    weights = torch.from_numpy(draw.normal(size=clients).astype(dtype))
+    updates, threads, found = sent_updates(sent, model), torch.get_num_threads(), []
+    for count in (1, 2, 3):
+        torch.set_num_threads(count)
+        found.append(weighted_sum(updates, weights))
+    torch.set_num_threads(threads)
+    assert all(torch.equal(found[0], other) for other in found[1:])
+    expected = sum(
+        float(w) * (array["w"].astype(np.float64) - model["w"]) for w, array in zip(weights, sent, strict=True)
+    )
+    np.testing.assert_allclose(found[0].numpy(), expected, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])

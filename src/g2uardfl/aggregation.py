@@ -21,7 +21,7 @@ from torch import Tensor
 from .numerics import Array, in_parallel, one_thread
 from .settings import NoSettings, build
 from .state_files import SavedState
-from .updates import DoubtfulUpdateError, SentUpdates, each_block
+from .updates import DoubtfulUpdateError, SentUpdates, weighted_sum
 from .weights import BadWeightsError, ModelLayout, Weights, largest_usable
 
 logger = logging.getLogger("g2uardfl")
@@ -88,10 +88,7 @@ class Round:
 
     def weighted_sum(self, coefficients: Array) -> Tensor:
         """Σ_i c_i Δw_i, with one coefficient for each client."""
-        weights = torch.from_numpy(coefficients).to(self.global_vector)
-        if self.sent.device.type != "cpu":
-            return weights @ self.updates
-        return each_block(self.sent, lambda block: torch.from_numpy(weights.numpy() @ block.numpy()), wide=True)
+        return weighted_sum(self.sent, torch.from_numpy(coefficients).to(self.global_vector))
 
 
 @dataclass(frozen=True)

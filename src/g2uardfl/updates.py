@@ -16,9 +16,10 @@ from .weights import ModelLayout, Weights, as_tensor, largest_usable
 
 _BLOCK = 1 << 19
 """How many numbers of the matrix a core handles at a time, so that they stay close to it."""
-_WIDE_BLOCK = 1 << 20
-_WIDE = 1 << 14
-"""How many columns a wide block has at least."""
+_WIDE = 1 << 17
+_ROWS = 10
+"""How many columns of how many clients are summed at a time. There is so little work for each number that threads which
+come back sooner mostly wait for each other."""
 _GPU_BLOCK = 1 << 24
 
 Result = TypeVar("Result")
@@ -68,15 +69,16 @@ class SentUpdates:
     def __getitem__(self, index: tuple[slice, slice]) -> Tensor:
         if self.is_made:
             return self.matrix[index]
+        rows = range(*index[0].indices(len(self)))
         start, stop, _ = index[1].indices(self.shape[1])
         subtracted = self._global_vector.numpy()
-        block = np.empty((len(self), max(stop - start, 0)), subtracted.dtype)
+        block = np.empty((len(rows), max(stop - start, 0)), subtracted.dtype)
         with np.errstate(over="ignore", invalid="ignore"):
             for columns, arrays in self._arrays:
                 first, last = max(start, columns.start), min(stop, columns.stop)
                 if first < last:
                     inside, before = slice(first - columns.start, last - columns.start), subtracted[first:last]
-                    for row, array in zip(block[:, first - start : last - start], arrays, strict=True):
+                    for row, array in zip(block[:, first - start : last - start], arrays[index[0]], strict=True):
                         np.subtract(array[inside], before, row)
             numbers = block.reshape(-1)
             if self._check and not numbers @ numbers <= self._largest_square * block.shape[1]:
@@ -129,20 +131,14 @@ def each_row(updates: Tensor | SentUpdates, function: Callable[[Tensor], Result]
     return list(in_parallel(work, range(len(updates))))
 
 
-def each_block(updates: Tensor | SentUpdates, function: Callable[[Tensor], Tensor], wide: bool = False) -> Tensor:
+def each_block(updates: Tensor | SentUpdates, function: Callable[[Tensor], Tensor]) -> Tensor:
     """One number for each column of `updates`: `function` turns (clients x columns) into (columns,).
-
-    What takes little time for each number had better be given `wide` blocks: threads that come back soon mostly wait
-    for each other.
 
     >>> each_block(torch.tensor([[1.0, 2.0], [3.0, 5.0]]), lambda block: block.sum(dim=0))
     tensor([4., 7.])
     """
     clients, parameters = updates.shape
-    if updates.device.type != "cpu":
-        size = max(_GPU_BLOCK // clients, 1)
-    else:
-        size = max(_WIDE_BLOCK // clients, _WIDE) if wide else max(_BLOCK // clients, 1)
+    size = max((_BLOCK if updates.device.type == "cpu" else _GPU_BLOCK) // clients, 1)
     result = empty(parameters, like=updates)
 
     def work(start: int) -> None:
@@ -150,5 +146,29 @@ def each_block(updates: Tensor | SentUpdates, function: Callable[[Tensor], Tenso
         result[columns] = function(updates[:, columns])
 
     for _ in in_parallel(work, range(0, parameters, size)):
+        pass
+    return result
+
+
+def weighted_sum(updates: Tensor | SentUpdates, weights: Tensor) -> Tensor:
+    """The sum of the rows of `updates`, each times its weight.
+
+    >>> weighted_sum(torch.tensor([[1.0, 2.0], [3.0, 5.0]]), torch.tensor([2.0, -1.0]))
+    tensor([-1., -1.])
+    """
+    if updates.device.type != "cpu":
+        return weights @ (updates if isinstance(updates, Tensor) else updates.matrix)
+    clients, parameters = updates.shape
+    result = empty(parameters, like=updates)
+
+    def work(start: int) -> None:
+        columns = slice(start, start + _WIDE)
+        total = result[columns].numpy()
+        np.matmul(weights[:_ROWS].numpy(), updates[:_ROWS, columns].numpy(), out=total)
+        for first in range(_ROWS, clients, _ROWS):
+            rows = slice(first, first + _ROWS)
+            total += weights[rows].numpy() @ updates[rows, columns].numpy()
+
+    for _ in in_parallel(work, range(0, parameters, _WIDE)):
         pass
     return result
