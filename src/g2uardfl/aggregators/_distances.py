@@ -15,7 +15,7 @@ _SHORT = 1 << 12
 """No fewer columns than this at a time, so that there is something to multiply."""
 _FEW = 32
 """Up to this many clients, it takes less time to subtract each from each than to multiply in float64."""
-_WIDTH = 1 << 15
+_WIDTH = 1 << 16
 """Over how many columns differences are squared and summed in the precision of the model."""
 _GPU_CHUNK = 1 << 26
 _PIECE = 1 << 8
