@@ -80,6 +80,28 @@ def test_a_client_that_sends_nonsense_is_invalid_and_the_others_go_on(name, kind
     assert same(result.weights, expected.weights)
 
 
+@pytest.mark.parametrize("value", [1e30, 2e18, float("inf")])
+@pytest.mark.parametrize("name", NAMES)
+def test_two_clients_whose_nonsense_cancels_are_both_invalid(name, value):
+    model = odd_mlp()
+    clients = federation(model)
+    expected = make(name).aggregate(model, clients, dict.fromkeys(clients, 1))
+    clients[98] = with_value(perturbed(model, 98), value)
+    clients[99] = with_value(perturbed(model, 99), -value)
+    result = make(name).aggregate(model, clients, dict.fromkeys(clients, 1))
+    assert {result.verdicts[client].decision for client in (98, 99)} == {"invalid"}
+    assert same(result.weights, expected.weights)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nonsense_from_a_client_that_carries_no_weight_is_still_invalid(name):
+    model = odd_mlp()
+    clients = federation(model)
+    clients[99] = with_value(perturbed(model, 99), float("nan"))
+    result = make(name).aggregate(model, clients, {**dict.fromkeys(clients, 5), 99: 0})
+    assert result.verdicts[99].decision == "invalid"
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_negative_running_variance_is_invalid(name):
     model = batch_norm_model()

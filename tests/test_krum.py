@@ -10,7 +10,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from g2uardfl.aggregators._distances import krum_scores, squared_distances, tolerable
+from g2uardfl.aggregators._distances import krum_scores, squared_distances, tolerable, update_distances
 from g2uardfl.aggregators.bulyan import Bulyan, mean_near_median
 from g2uardfl.aggregators.krum import Krum
 from g2uardfl.aggregators.multi_krum import MultiKrum
@@ -177,6 +177,26 @@ def test_tiny_updates_of_a_large_float32_model_are_told_apart():
     assert krum_scores(naive.astype(np.float64), 2).argmin() != expected.argmin()
     result = send(Krum(), updates, start=start)
     assert result.verdicts[int(expected.argmin())].decision == "accepted"
+
+
+@pytest.mark.parametrize("clients", [2, 10, 33])
+def test_distances_of_near_twins_far_from_the_start_keep_their_digits(clients):
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(1, 100_000, generator=generator).repeat(clients, 1)
+    rows[:, ::7] += 1e-3 * torch.randn(clients, 14_286, generator=generator)
+    exact = rows.double().numpy()
+    expected = [[((first - second) ** 2).sum() for second in exact] for first in exact]
+    np.testing.assert_allclose(update_distances(rows), expected, rtol=1e-5)
+
+
+def test_distances_are_the_same_bit_for_bit_on_any_number_of_threads():
+    rows = torch.randn(10, 300_000, generator=torch.Generator().manual_seed(0))
+    found, threads = [], torch.get_num_threads()
+    for count in (1, 2, 3):
+        torch.set_num_threads(count)
+        found.append(update_distances(rows))
+    torch.set_num_threads(threads)
+    assert all(np.array_equal(found[0], other) for other in found[1:])
 
 
 def test_a_client_is_no_neighbour_of_itself_even_among_copies():

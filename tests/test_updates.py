@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from g2uardfl.aggregation import Round
 from g2uardfl.aggregators.fedavg import FedAvg
 from g2uardfl.aggregators.krum import Krum
-from g2uardfl.updates import SentUpdates
-from g2uardfl.weights import ModelLayout
+from g2uardfl.updates import DoubtfulUpdateError, SentUpdates, weighted_sum
+from g2uardfl.weights import ModelLayout, largest_usable
 
 SHAPES = {"b.weight": (3, 4), "a.weight": (5,), "a.bias": (1,), "c": (2, 2)}
 
@@ -38,6 +38,33 @@ def test_any_columns_are_those_of_the_matrix(start, stop):
     model, clients = model_of(0), [model_of(seed) for seed in (1, 2, 3)]
     found = sent_updates(clients, model)[:, start:stop]
     assert torch.equal(found, expected_of(clients, model)[:, start:stop])
+
+
+@given(rows=st.slices(4), columns=st.tuples(st.integers(0, 22), st.integers(0, 30)))
+def test_any_columns_of_any_clients_are_those_of_the_matrix(rows, columns):
+    rows = slice(*rows.indices(4)[:2])
+    model, clients = model_of(0), [model_of(seed) for seed in (1, 2, 3, 4)]
+    found = sent_updates(clients, model)[rows, slice(*columns)]
+    assert torch.equal(found, expected_of(clients, model)[rows, slice(*columns)])
+
+
+@pytest.mark.parametrize("clients", [1, 10, 11, 25])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_weighted_sum_over_many_clients_and_columns_is_the_plain_one_on_any_number_of_threads(clients, dtype):
+    draw = np.random.default_rng(0)
+    model = {"w": draw.normal(size=300_000).astype(dtype)}
+    sent = [{"w": draw.normal(size=300_000).astype(dtype)} for _ in range(clients)]
+    weights = torch.from_numpy(draw.normal(size=clients).astype(dtype))
+    updates, threads, found = sent_updates(sent, model), torch.get_num_threads(), []
+    for count in (1, 2, 3):
+        torch.set_num_threads(count)
+        found.append(weighted_sum(updates, weights))
+    torch.set_num_threads(threads)
+    assert all(torch.equal(found[0], other) for other in found[1:])
+    expected = sum(
+        float(w) * (array["w"].astype(np.float64) - model["w"]) for w, array in zip(weights, sent, strict=True)
+    )
+    np.testing.assert_allclose(found[0].numpy(), expected, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -89,3 +116,30 @@ def test_large_models_whose_difference_is_small_are_usable(scale):
     clients = {i: {"w": np.array([scale, float(i)], np.float32)} for i in (1, 3)}
     result = FedAvg().aggregate(model, clients, {1: 1, 3: 1})
     assert result.weights["w"].tolist() == [np.float32(scale), 2.0]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -1e30, 2e18])
+def test_columns_that_are_checked_raise_where_a_number_cannot_be_used_and_only_there(bad):
+    layout = ModelLayout.of({"w": np.zeros(100, np.float32)})
+    sound, broken = np.ones(100, np.float32), np.ones(100, np.float32)
+    broken[70] = bad
+    updates = SentUpdates(layout, torch.zeros(100), [{"w": sound}, {"w": broken}], check=True)
+    assert torch.equal(updates[:, :70], torch.ones(2, 70))
+    with pytest.raises(DoubtfulUpdateError):
+        updates[:, 60:80]
+
+
+def test_an_update_too_long_only_as_a_whole_is_doubtful_in_each_block():
+    layout = ModelLayout.of({"w": np.zeros(1000, np.float32)})
+    value = 1.1 * largest_usable(torch.float32) / 1000**0.5
+    updates = SentUpdates(layout, torch.zeros(1000), [{"w": np.full(1000, value, np.float32)}], check=True)
+    with pytest.raises(DoubtfulUpdateError):
+        updates[:, 500:600]
+
+
+def test_a_long_update_that_is_usable_after_all_is_used():
+    model = {"w": np.zeros(4, np.float32)}
+    clients = {"far": {"w": np.full(4, 0.45 * largest_usable(torch.float32), np.float32)}, "near": model}
+    result = FedAvg().aggregate(model, clients, {"far": 1, "near": 1})
+    assert result.verdicts["far"].decision == "accepted"
+    assert np.array_equal(result.weights["w"], clients["far"]["w"] / 2)

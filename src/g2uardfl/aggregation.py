@@ -10,6 +10,7 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -17,10 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .numerics import Array, empty, in_parallel, one_thread
+from .numerics import Array, in_parallel, one_thread
 from .settings import NoSettings, build
 from .state_files import SavedState
-from .updates import SentUpdates, each_block
+from .updates import DoubtfulUpdateError, SentUpdates, weighted_sum
 from .weights import BadWeightsError, ModelLayout, Weights, largest_usable
 
 logger = logging.getLogger("g2uardfl")
@@ -87,10 +88,7 @@ class Round:
 
     def weighted_sum(self, coefficients: Array) -> Tensor:
         """Σ_i c_i Δw_i, with one coefficient for each client."""
-        weights = torch.from_numpy(coefficients).to(self.global_vector)
-        if isinstance(self.sent, Tensor) or self.sent.is_made:
-            return weights @ self.updates
-        return each_block(self.sent, lambda block: torch.from_numpy(weights.numpy() @ block.numpy()))
+        return weighted_sum(self.sent, torch.from_numpy(coefficients).to(self.global_vector))
 
 
 @dataclass(frozen=True)
@@ -113,6 +111,9 @@ class Aggregator(ABC):
     """One line for `g2uardfl list defenses`."""
     uses_num_examples: bool = False
     """Whether the rule trusts the sample counts that clients report; it may depend on the settings."""
+    checked_on_the_way: ClassVar[bool] = False
+    """Whether `combine` reads all of `round_.sent` in blocks before it changes anything of its own. Numbers are then
+    checked as they are read, and not in a pass before."""
     takes_seed: ClassVar[bool] = False
     """Whether the rule draws random numbers and takes a `seed`."""
     Settings: ClassVar[type] = NoSettings
@@ -151,9 +152,21 @@ class Aggregator(ABC):
         """
         layout = ModelLayout.of(global_weights)
         self.accept_layout(layout)
-        round_, buffers, invalid = _read_round(
-            layout, global_weights, client_weights, num_examples if self.uses_num_examples else None
-        )
+        examples = num_examples if self.uses_num_examples else None
+        if self.checked_on_the_way:
+            with suppress(DoubtfulUpdateError):
+                return self._aggregate(layout, global_weights, client_weights, examples, check=False)
+        return self._aggregate(layout, global_weights, client_weights, examples, check=True)
+
+    def _aggregate(
+        self,
+        layout: ModelLayout,
+        global_weights: Weights,
+        client_weights: Mapping[ClientId, Weights],
+        num_examples: Mapping[ClientId, int] | None,
+        check: bool,
+    ) -> AggregationResult:
+        round_, buffers, invalid = _read_round(layout, global_weights, client_weights, num_examples, check)
         if not round_.clients:
             note = "No client sent a usable update: the global model was kept."
             logger.warning(note)
@@ -161,7 +174,7 @@ class Aggregator(ABC):
             return AggregationResult(kept, _in_callers_order(client_weights, invalid), note)
         outcome = self.combine(round_)
         averaged = _average_buffers(buffers, outcome.shares)
-        weights = layout.rebuild(global_weights, _moved(round_.global_vector, outcome.step), averaged)
+        weights = layout.rebuild(global_weights, round_.global_vector, averaged, outcome.step)
         return AggregationResult(
             weights, _in_callers_order(client_weights, {**outcome.verdicts, **invalid}), outcome.note
         )
@@ -194,12 +207,15 @@ def _read_round(
     global_weights: Weights,
     client_weights: Mapping[ClientId, Weights],
     num_examples: Mapping[ClientId, int] | None,
+    check: bool = True,
 ) -> tuple[Round, list[dict[str, Tensor]], dict[ClientId, Verdict]]:
     if not isinstance(client_weights, Mapping) or not client_weights:
         raise ValueError("no clients: pass a mapping of at least one client id to its weights")
     global_vector = layout.flatten(global_weights)
+    # On a GPU all updates are read at once, so that there is no way on which to check them.
+    check = check or global_vector.device.type != "cpu"
     with one_thread():
-        global_norm = float(torch.linalg.vector_norm(global_vector))
+        global_norm = float(torch.linalg.vector_norm(global_vector)) if check else 0.0
 
     def opened(client: ClientId) -> _Message | Verdict:
         try:
@@ -212,17 +228,20 @@ def _read_round(
         if isinstance(message, Verdict):
             return message
         try:
-            _check_finite(layout, message.weights, global_vector, global_norm)
+            if check:
+                _check_finite(layout, message.weights, global_vector, global_norm)
             return layout.buffer_values(message.weights)
         except BadWeightsError as error:
             return _invalid(error)
 
     messages = {client: opened(client) for client in sorted(client_weights, key=_canonical)}
-    found = dict(zip(messages, in_parallel(checked, list(messages.values())), strict=True))
+    # Without the numbers there is too little to do for threads.
+    each = in_parallel(checked, list(messages.values())) if check else map(checked, messages.values())
+    found = dict(zip(messages, each, strict=True))
     invalid = {client: verdict for client, verdict in found.items() if isinstance(verdict, Verdict)}
     buffers = {client: values for client, values in found.items() if not isinstance(values, Verdict)}
     usable = [message for client, message in messages.items() if client in buffers and isinstance(message, _Message)]
-    updates = SentUpdates(layout, global_vector, [message.weights for message in usable])
+    updates = SentUpdates(layout, global_vector, [message.weights for message in usable], check=not check)
     examples = np.array([message.examples for message in usable], dtype=np.float64)
     return Round(layout, global_vector, tuple(buffers), updates, examples), list(buffers.values()), invalid
 
@@ -259,11 +278,6 @@ def _checked_examples(value: object) -> float:
     if not 0 <= examples < 1e15:
         raise BadWeightsError(f"says it trained on {value!r} samples")
     return examples
-
-
-@one_thread()
-def _moved(global_vector: Tensor, step: Tensor) -> Tensor:
-    return torch.add(global_vector, step, out=empty(len(global_vector), like=global_vector))
 
 
 def _average_buffers(buffers: list[dict[str, Tensor]], shares: Array) -> dict[str, Tensor]:

@@ -12,13 +12,21 @@ import torch
 from torch import Tensor
 
 from .numerics import empty, in_parallel
-from .weights import ModelLayout, Weights, as_tensor
+from .weights import ModelLayout, Weights, as_tensor, largest_usable
 
 _BLOCK = 1 << 19
 """How many numbers of the matrix a core handles at a time, so that they stay close to it."""
+_WIDE = 1 << 17
+_ROWS = 10
+"""How many columns of how many clients are summed at a time. There is so little work for each number that threads which
+come back sooner mostly wait for each other."""
 _GPU_BLOCK = 1 << 24
 
 Result = TypeVar("Result")
+
+
+class DoubtfulUpdateError(Exception):
+    """Some update may hold NaN or infinity or be too long to be used: every client has to be checked on its own."""
 
 
 class SentUpdates:
@@ -27,6 +35,9 @@ class SentUpdates:
     `updates[:, columns]` reads these columns of all clients, `updates.row(i)` all columns of one. Most rules need no
     more, and what they read stays in the cache. `updates.matrix` is the whole, made when it is first asked for.
 
+    With `check`, reading columns raises `DoubtfulUpdateError` unless their squares sum to so little that, once all
+    columns have been read, no update can be longer than is usable.
+
     >>> layout = ModelLayout.of({"w": np.ones(3)})
     >>> updates = SentUpdates(layout, torch.ones(3), [{"w": np.array([1.0, 2.0, 3.0])}, {"w": np.zeros(3)}])
     >>> updates[:, 1:3]
@@ -34,10 +45,15 @@ class SentUpdates:
             [-1., -1.]])
     """
 
-    def __init__(self, layout: ModelLayout, global_vector: Tensor, sent: Sequence[Weights]) -> None:
+    def __init__(
+        self, layout: ModelLayout, global_vector: Tensor, sent: Sequence[Weights], check: bool = False
+    ) -> None:
         self.shape = (len(sent), len(global_vector))
         self.dtype, self.device = global_vector.dtype, global_vector.device
         self._layout, self._global_vector, self._sent = layout, global_vector, list(sent)
+        self._check = check
+        # What the squares may sum to for each column; a quarter of what is usable, since the sum is a rough one.
+        self._largest_square = largest_usable(self.dtype) ** 2 / 4 / self.shape[1]
         if self.device.type != "cpu":
             # There the rules' threads would all ask for it at once.
             _ = self.matrix
@@ -53,15 +69,20 @@ class SentUpdates:
     def __getitem__(self, index: tuple[slice, slice]) -> Tensor:
         if self.is_made:
             return self.matrix[index]
+        rows = range(*index[0].indices(len(self)))
         start, stop, _ = index[1].indices(self.shape[1])
         subtracted = self._global_vector.numpy()
-        block = np.empty((len(self), max(stop - start, 0)), subtracted.dtype)
-        for columns, arrays in self._arrays:
-            first, last = max(start, columns.start), min(stop, columns.stop)
-            if first < last:
-                inside = slice(first - columns.start, last - columns.start)
-                for row, array in zip(block[:, first - start : last - start], arrays, strict=True):
-                    np.subtract(array[inside], subtracted[first:last], out=row, casting="same_kind")
+        block = np.empty((len(rows), max(stop - start, 0)), subtracted.dtype)
+        with np.errstate(over="ignore", invalid="ignore"):
+            for columns, arrays in self._arrays:
+                first, last = max(start, columns.start), min(stop, columns.stop)
+                if first < last:
+                    inside, before = slice(first - columns.start, last - columns.start), subtracted[first:last]
+                    for row, array in zip(block[:, first - start : last - start], arrays[index[0]], strict=True):
+                        np.subtract(array[inside], before, row)
+            numbers = block.reshape(-1)
+            if self._check and not numbers @ numbers <= self._largest_square * block.shape[1]:
+                raise DoubtfulUpdateError
         return torch.from_numpy(block)
 
     def row(self, client: int) -> Tensor:
@@ -125,5 +146,29 @@ def each_block(updates: Tensor | SentUpdates, function: Callable[[Tensor], Tenso
         result[columns] = function(updates[:, columns])
 
     for _ in in_parallel(work, range(0, parameters, size)):
+        pass
+    return result
+
+
+def weighted_sum(updates: Tensor | SentUpdates, weights: Tensor) -> Tensor:
+    """The sum of the rows of `updates`, each times its weight.
+
+    >>> weighted_sum(torch.tensor([[1.0, 2.0], [3.0, 5.0]]), torch.tensor([2.0, -1.0]))
+    tensor([-1., -1.])
+    """
+    if updates.device.type != "cpu":
+        return weights @ (updates if isinstance(updates, Tensor) else updates.matrix)
+    clients, parameters = updates.shape
+    result = empty(parameters, like=updates)
+
+    def work(start: int) -> None:
+        columns = slice(start, start + _WIDE)
+        total = result[columns].numpy()
+        np.matmul(weights[:_ROWS].numpy(), updates[:_ROWS, columns].numpy(), out=total)
+        for first in range(_ROWS, clients, _ROWS):
+            rows = slice(first, first + _ROWS)
+            total += weights[rows].numpy() @ updates[rows, columns].numpy()
+
+    for _ in in_parallel(work, range(0, parameters, _WIDE)):
         pass
     return result

@@ -188,15 +188,22 @@ class ModelLayout:
             values[entry.name] = value
         return values
 
-    def rebuild(self, like: Weights, vector: Tensor, buffers: Mapping[str, Tensor]) -> dict[str, Any]:
-        """A model with the parameters of `vector` and the given buffers, in the names, kinds and dtypes of `like`."""
+    def rebuild(
+        self, like: Weights, vector: Tensor, buffers: Mapping[str, Tensor], step: Tensor | None = None
+    ) -> dict[str, Any]:
+        """A model with the parameters of `vector` and the given buffers, in the names, kinds and dtypes of `like`.
+
+        With `step` it is added to `vector` on the way.
+        """
 
         def build(item: tuple[Entry, Any]) -> Any:
             entry, original = item
             if entry.kind == "parameter":
-                value = _fit(vector[entry.columns].reshape(entry.shape), entry.dtype)
+                value, before = empty(entry.size, like=vector), vector[entry.columns]
+                value = value.copy_(before) if step is None else torch.add(before, step[entry.columns], out=value)
+                value = _fit(value, entry.dtype).reshape(entry.shape)
             elif entry.name in buffers:
-                value = _fit(buffers[entry.name], entry.dtype)
+                value = _fit(buffers[entry.name].clone(), entry.dtype)
             else:
                 value = as_tensor(original).clone()
             if isinstance(original, Tensor):
@@ -244,12 +251,12 @@ def _is_finite(value: Tensor) -> bool:
 
 
 def _fit(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """A new tensor of `dtype`, rounded to whole numbers and inside its range where it has to be."""
+    """`value` in `dtype`, rounded to whole numbers and inside its range where it has to be; `value` itself is lost."""
     if dtype == torch.bool:
         return value >= 0.5
     if dtype.is_floating_point:
         limits = torch.finfo(dtype)
-        return value.clamp(limits.min, limits.max).to(dtype)
+        return value.clamp_(limits.min, limits.max).to(dtype)
     whole = torch.iinfo(dtype)
     # The largest 64-bit integer is no double; the next double below it is.
     high = min(float(whole.max), math.nextafter(2.0**63, 0))

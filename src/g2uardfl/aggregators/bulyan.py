@@ -13,7 +13,7 @@ from ..numerics import Array
 from ..settings import number
 from ..updates import each_block
 from ._coordinates import in_order
-from ._distances import krum_scores, squared_distances, tolerable, update_products
+from ._distances import krum_scores, tolerable, update_distances
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class Bulyan(Aggregator):
 
     name = "bulyan"
     summary = "selects clients by repeated Krum, then averages each parameter's values nearest the median"
+    checked_on_the_way = True
     Settings = BulyanSettings
 
     def combine(self, round_: Round) -> Outcome:
@@ -49,7 +50,7 @@ class Bulyan(Aggregator):
         clients = len(round_.clients)
         malicious_clients, note = tolerable(self.settings.malicious_clients, clients, 4)
         wanted = clients - 2 * malicious_clients
-        selected, scores = select(squared_distances(update_products(round_.sent)), malicious_clients, wanted)
+        selected, scores = select(update_distances(round_.sent), malicious_clients, wanted)
         rows, nearest = sorted(selected), wanted - 2 * malicious_clients
         step = each_block(round_.sent, lambda block: mean_near_median(block[rows], nearest))
         shares = np.zeros(clients)

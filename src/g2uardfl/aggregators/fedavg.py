@@ -17,6 +17,7 @@ class FedAvg(Aggregator):
 
     name = "fedavg"
     summary = "plain average weighted by samples: no defence"
+    checked_on_the_way = True
     uses_num_examples = True
 
     def combine(self, round_: Round) -> Outcome:

@@ -9,7 +9,7 @@ import numpy as np
 from ..aggregation import Aggregator, ClientId, Outcome, Round, Verdict
 from ..numerics import Array
 from ..settings import number
-from ._distances import krum_scores, squared_distances, tolerable, update_products
+from ._distances import krum_scores, tolerable, update_distances
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,13 @@ class Krum(Aggregator):
 
     name = "krum"
     summary = "takes the one update that lies closest to its nearest neighbours"
+    checked_on_the_way = True
     Settings = KrumSettings
 
     def combine(self, round_: Round) -> Outcome:
         """Take the client with the lowest score."""
         malicious_clients, note = tolerable(int(self.settings.malicious_clients), len(round_.clients), 2)
-        scores = krum_scores(squared_distances(update_products(round_.sent)), malicious_clients)
+        scores = krum_scores(update_distances(round_.sent), malicious_clients)
         best = int(np.argmin(scores))
         shares = np.zeros(len(scores))
         shares[best] = 1.0

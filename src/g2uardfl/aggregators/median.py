@@ -21,6 +21,7 @@ class Median(Aggregator):
 
     name = "median"
     summary = "takes the median of each parameter"
+    checked_on_the_way = True
 
     def combine(self, round_: Round) -> Outcome:
         """Take the median of each parameter."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..aggregation import Aggregator, Outcome, Round
 from ..settings import number, switch
-from ._distances import krum_scores, squared_distances, tolerable, update_products
+from ._distances import krum_scores, tolerable, update_distances
 from ._shares import sample_shares
 from .krum import krum_verdicts
 
@@ -43,6 +43,7 @@ class MultiKrum(Aggregator):
 
     name = "multi_krum"
     summary = "averages the n - f updates that lie closest to their nearest neighbours"
+    checked_on_the_way = True
     Settings = MultiKrumSettings
 
     def __init__(self, **params: Any) -> None:
@@ -53,7 +54,7 @@ class MultiKrum(Aggregator):
         """Average the clients with the lowest scores."""
         clients = len(round_.clients)
         malicious_clients, note = tolerable(int(self.settings.malicious_clients), clients, 2)
-        scores = krum_scores(squared_distances(update_products(round_.sent)), malicious_clients)
+        scores = krum_scores(update_distances(round_.sent), malicious_clients)
         kept = min(int(self.settings.selected_clients) or clients - malicious_clients, clients)
         selected = np.argsort(scores, kind="stable")[:kept]
         shares = np.zeros(clients)

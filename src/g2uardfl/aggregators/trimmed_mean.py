@@ -36,6 +36,7 @@ class TrimmedMean(Aggregator):
 
     name = "trimmed_mean"
     summary = "of each parameter leaves out the largest and the smallest values, averages the rest"
+    checked_on_the_way = True
     Settings = TrimmedMeanSettings
 
     def combine(self, round_: Round) -> Outcome:

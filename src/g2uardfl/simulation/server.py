@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..aggregators.context import OutputLayer, ServerContext
 from ..errors import ConfigError
+from ..numerics import in_parallel
 from ..tasks.base import Samples, Task
 from ..weights import Weights, as_tensor
 from .dropout import with_keyed_dropout
@@ -20,6 +21,9 @@ from .training import Job, Recipe, train_locally
 
 _ROOT_DATA, _ROOT_TRAINING = 1001, 1002
 """The server's own random streams, apart from those of the schedule."""
+_BATCH = 64
+"""How many inputs a core takes through a model at a time, so that what lies between the layers stays close to it."""
+_GPU_BATCH = 1024
 _SERVER = -1
 """Stands for the server where a client's number is asked for."""
 
@@ -86,13 +90,18 @@ class SimulatedServer(ServerContext):
         low, high = self.task.train.x.aminmax()
         return low.item(), high.item()
 
-    @torch.no_grad()
     def probabilities(self, weights: Weights, inputs: Tensor) -> Tensor:
         """The softmax outputs of a model in evaluation mode."""
         self.model.load_state_dict(_tensors(weights))
         self.model.eval()
-        batches = torch.split(inputs, 256 if self._device.type == "cpu" else 1024)
-        return torch.cat([self.model(self.task.prepare(batch)).softmax(dim=1) for batch in batches])
+        if self._device.type != "cpu":
+            return torch.cat([self._answers(batch) for batch in torch.split(inputs, _GPU_BATCH)])
+        return torch.cat(list(in_parallel(self._answers, torch.split(inputs, _BATCH))))
+
+    @torch.no_grad()
+    def _answers(self, batch: Tensor) -> Tensor:
+        answers: Tensor = self.model(self.task.prepare(batch)).softmax(dim=1)
+        return answers
 
 
 def split_root(test: Samples, seed: int, share: float = 0.01) -> tuple[Samples, Samples]:
