@@ -18,10 +18,12 @@ from g2uardfl.defense.examination import (
     Examination,
     Judgement,
     Usual,
+    common_cosine,
     elimination_length,
     examine,
     explain_examination,
     moved_scores,
+    poisoned_before,
     suspected,
     update_shapes,
 )
@@ -33,7 +35,7 @@ def literal_excess(shapes, reference) -> list[float]:
     columns = []
     for k in range(2):
         middle = statistics.median([row[k] for row in reference])
-        spread = max(1.4826 * statistics.median([abs(row[k] - middle) for row in reference]), 0.15)
+        spread = max(1.4826 * statistics.median([abs(row[k] - middle) for row in reference]), (0.2, 0.25)[k])
         columns.append([(row[k] - middle) / spread for row in shapes])
     return [max(pair) for pair in zip(*columns, strict=True)]
 
@@ -82,10 +84,10 @@ def test_an_idle_client_is_neither_long_nor_peaked():
 
 @settings(max_examples=50, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), count=st.integers(1, 12), known=st.integers(0, 19))
-def test_with_less_than_20_accepted_updates_a_round_is_compared_with_itself(seed, count, known):
-    shapes = shapes_of(seed, count)
-    usual = usual_of(shapes_of(1, known, length=-9.0))
-    assert usual.excess(shapes).tolist() == pytest.approx(literal_excess(shapes, shapes))
+def test_with_less_than_20_accepted_updates_a_round_is_compared_with_itself_too(seed, count, known):
+    past, shapes = shapes_of(1, known), shapes_of(seed, count, spread=0.1)
+    together = [*past.tolist(), *shapes.tolist()]
+    assert usual_of(past).excess(shapes).tolist() == pytest.approx(literal_excess(shapes, together))
 
 
 @settings(max_examples=50, deadline=None)
@@ -97,10 +99,17 @@ def test_later_it_is_compared_with_accepted_updates(seed, count, known):
     assert usual_of(past).excess(shapes).tolist() == pytest.approx(literal_excess(shapes, past))
 
 
-def test_the_deviation_of_shapes_that_hardly_vary_is_taken_to_be_015():
+def test_shapes_that_hardly_vary_are_taken_to_vary_a_little():
     past = [[1.0, -3.0]] * 30
-    shapes = np.array([[1.0, -3.0], [1.3, -3.0], [1.0, -2.4], [0.1, -9.0]])
+    shapes = np.array([[1.0, -3.0], [1.4, -3.0], [1.0, -2.0], [-0.2, -9.0]])
     assert usual_of(past).excess(shapes).tolist() == pytest.approx([0.0, 2.0, 4.0, -6.0])
+
+
+def test_attackers_who_are_most_of_a_round_do_not_make_themselves_usual():
+    usual = usual_of(shapes_of(0, 100, spread=0.3))
+    shapes = shapes_of(1, 10, spread=0.3)
+    shapes[:6, 0] += 3.0
+    assert np.flatnonzero(usual.excess(shapes) > CONFIG.outlier_excess).tolist() == list(range(6))
 
 
 def test_a_whole_round_of_longer_updates_is_compared_with_itself():
@@ -193,13 +202,13 @@ def length(poison=1.0, accepted=100.0, usual=2.0, left=100.0, **settings):
 
 
 def test_the_elimination_is_the_rate_of_what_already_is_in():
-    # Half a usual update of at most 4: seven eighths are in.
-    assert length() == pytest.approx(0.3 * (1 - 0.5 / 4) * 1.0)
-    assert length(elimination_rate=0.1) == pytest.approx(0.1 * (1 - 0.5 / 4) * 1.0)
+    # Half a usual update of at most 8: fifteen sixteenths are in.
+    assert length() == pytest.approx(0.5 * (1 - 0.5 / 8) * 1.0)
+    assert length(elimination_rate=0.1) == pytest.approx(0.1 * (1 - 0.5 / 8) * 1.0)
 
 
 def test_the_malicious_mean_is_clipped_to_a_usual_update():
-    assert length(poison=6.0) == pytest.approx(0.3 * (1 - 3 / 4) * 2.0)
+    assert length(poison=6.0) == pytest.approx(0.5 * (1 - 3 / 8) * 2.0)
 
 
 def test_the_elimination_is_bounded_by_the_step_of_the_accepted():
@@ -209,12 +218,20 @@ def test_the_elimination_is_bounded_by_the_step_of_the_accepted():
 
 
 def test_the_elimination_takes_out_no_more_than_is_left():
-    assert length(left=0.07) == pytest.approx(0.07)
-    assert length(left=0.0) == 0
+    assert length(poison=2.0, left=0.07) == pytest.approx(0.07)
+    assert length(poison=2.0, left=0.0) == 0
     assert length(left=-5.0) == 0
 
 
-@pytest.mark.parametrize("poison", [8.0, 8.1, 1e30])
+@pytest.mark.parametrize(("poison", "expected"), [(0.01, 0.03), (0.02, 0.06), (1.0, 3.0), (1.5, 1.5), (1.98, 0.06)])
+def test_three_steps_of_attackers_who_take_short_ones_are_taken_out_in_any_case(poison, expected):
+    # A usual update is 2 long. What was taken out before counts.
+    assert length(poison=poison, left=0.0, elimination_rate=1.0, far_pull=1e9) == pytest.approx(min(expected, poison))
+    assert length(poison=poison, left=-expected + 0.001, elimination_rate=1.0, far_pull=1e9) == pytest.approx(0.001)
+    assert length(poison=poison, left=-expected) == pytest.approx(0)
+
+
+@pytest.mark.parametrize("poison", [16.0, 16.1, 1e30])
 def test_nothing_is_taken_out_where_attackers_still_pull_far(poison):
     assert length(poison=poison) == 0
 
@@ -239,12 +256,46 @@ def test_the_elimination_keeps_all_its_limits(poison, accepted, usual, left, rat
     assert found >= 0
     assert found <= rate * min(poison, usual)
     assert found <= bound * accepted
-    assert found <= max(0.0, left)
+    assert found <= max(0.0, left + 3 * max(0.0, min(poison, usual - poison))) * (1 + 1e-9)
     assert found == 0 or poison < far * usual
 
 
+def before(poison=1.0, usual=2.0, alike=0.0, **settings):
+    return poisoned_before(poison, usual, alike, configure("default", settings))
+
+
+def test_what_came_in_before_by_hand():
+    # Half a usual update of at most 3, a cosine of 0.15 of at most 0.6: five sixths of three quarters of the allowance.
+    assert before(alike=0.15) == pytest.approx(20 * 2.0 * (5 / 6) * 0.75)
+    assert before(alike=0.15, elimination_allowance=1.0) == pytest.approx(2.0 * (5 / 6) * 0.75)
+    assert before(poison=0.0) == pytest.approx(20 * 2.0)
+
+
+@pytest.mark.parametrize("case", [{"alike": 0.6}, {"alike": 1.0}, {"poison": 6.0}, {"poison": 1e30}, {"usual": 0.0}])
+def test_nothing_came_in_before_where_attackers_pull_far_or_alike(case):
+    assert before(**case) == 0
+
+
+@given(seed=st.integers(0, 2**32 - 1), count=st.integers(2, 6), common=st.floats(0, 3))
+def test_the_common_cosine_is_that_of_updates_of_equal_length_less_the_accepted_step(seed, count, common):
+    rng = np.random.default_rng(seed)
+    step = rng.normal(size=500) * rng.uniform(0, 2)
+    beyond = rng.normal(size=(count, 500)) + common * rng.normal(size=500)
+    beyond /= np.linalg.norm(beyond, axis=1, keepdims=True)
+    pairs = [beyond[i] @ beyond[j] for i in range(count) for j in range(i)]
+    updates = beyond + step
+    poison = torch.from_numpy(updates.mean(axis=0) - step)
+    found = common_cosine(poison, torch.from_numpy(step), np.linalg.norm(updates, axis=1))
+    assert found == pytest.approx(max(0.0, np.mean(pairs)), abs=1e-9)
+
+
+def test_of_one_attacker_nothing_is_known_of_how_alike_they_are():
+    assert common_cosine(torch.ones(3), torch.zeros(3), np.array([math.sqrt(3)])) == 1
+    assert common_cosine(torch.zeros(3), torch.zeros(3), np.zeros(2)) == 1
+
+
 def community(evidence, belonging, agreement_=3.0) -> Community:
-    return Community(evidence, np.asarray(belonging, float), agreement_)
+    return Community(evidence, 0.0, np.asarray(belonging, float), agreement_)
 
 
 def judgement_of(count=5, *, malicious=(), held_out=(), communities=(), twins=None, excess=None, known=9, scores=None):
@@ -396,7 +447,7 @@ def test_a_client_is_no_twin_of_its_own_past():
 
 
 def test_an_update_beyond_the_excess_is_surely_suspected_and_the_others_keep_their_places():
-    excess = np.array([0.0, 6.1, 5.9, -40.0, 100.0, 0, 0, 0])
+    excess = np.array([0.0, 4.1, 3.9, -40.0, 100.0, 0, 0, 0])
     sketches = noise(6, 3)
     sketches[5] = sketches[2]
     # The window holds the clients 0, 2, 3, 5, 6 and 7, of whom 3 and 7 send the same.
@@ -425,7 +476,7 @@ def test_where_most_clients_are_idle_the_others_are_not_called_long():
     usual = Usual()
     shapes = update_shapes(updates)
     for _ in range(12):
-        assert usual.excess(shapes).max() < 6
+        assert usual.excess(shapes).max() < 4
         usual.add(shapes)
     assert usual.length(np.ones(1)) == pytest.approx(float(np.median(np.exp(shapes[:3, 0]))))
 

@@ -224,7 +224,7 @@ def test_recorded_rounds_are_decided_as_the_live_ones_were(profile, settings, ro
 
 
 def test_recorded_rounds_can_be_decided_with_other_settings(record):
-    limits = ("least_evidence", "least_recent_evidence", "twin_agreement", "outlier_excess")
+    limits = ("least_evidence", "twin_agreement", "outlier_excess")
     strict, blind = G2uardFL(outlier_excess=0.5), G2uardFL(**dict.fromkeys(limits, 1e9))
     told = [
         {verdict.decision for observation in record.rounds for verdict in guard.judge(observation).values()}

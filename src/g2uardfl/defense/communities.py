@@ -88,8 +88,11 @@ def find_communities(
         members = np.any([one.members for one in believed], axis=0)
         if weakest < least_lead * max([floor, *others]) or 2 * _count(people[members]) > _count(people):
             continue
-        left_over = float(_eigenvectors(agreement[np.ix_(~members, ~members)])[0].max())
-        if min(one.evidence for one in believed) >= least_evidence * max(1.0, left_over / weakest):
+        rest = agreement[np.ix_(~members, ~members)]
+        values, vectors = _eigenvectors(rest)
+        at_ends = max(_strength(rest, two_humps(end)[1] > 0.5) for end in _ends(vectors))
+        enough = least_evidence * max(1.0, values.max() / weakest)
+        if weakest >= least_lead * at_ends and min(one.evidence for one in believed) >= enough:
             return believed
     return []
 
@@ -111,8 +114,7 @@ def _leading_community(agreement: Array, people: npt.NDArray[np.int64], least_st
     values, vectors = _eigenvectors(agreement)
     if values.max() < least_strength:
         return None
-    ends = (sign * vector for vector in vectors.T for sign in (1, -1))
-    candidates = (_settled(agreement, people, two_humps(end)[1] > 0.5) for end in ends)
+    candidates = (_settled(agreement, people, two_humps(end)[1] > 0.5) for end in _ends(vectors))
     return max((one for one in candidates if one is not None), key=lambda one: one.evidence, default=None)
 
 
@@ -128,6 +130,14 @@ def _eigenvectors(graph: Array) -> tuple[Array, Array]:
     apart = np.diag(np.linspace(0.0, 1e-3 * float(np.abs(graph).max(initial=0.0)), len(graph)))
     values, vectors = eigsh(graph + apart, k=_VECTORS, which="LA", v0=np.linspace(1.0, 2.0, len(graph)), tol=0.01)
     return values, vectors
+
+
+def _ends(vectors: Array) -> list[Array]:
+    return [sign * vector for vector in vectors.T for sign in (1, -1)]
+
+
+def _strength(agreement: Array, members: npt.NDArray[np.bool_]) -> float:
+    return float(agreement[np.ix_(members, members)].sum()) / max(1, int(members.sum()))
 
 
 def _settled(agreement: Array, people: npt.NDArray[np.int64], members: npt.NDArray[np.bool_]) -> Community | None:
@@ -148,8 +158,7 @@ def _settled(agreement: Array, people: npt.NDArray[np.int64], members: npt.NDArr
         return None
     gain, _ = two_humps(np.bincount(people, closeness) / np.bincount(people))
     evidence = 2.0 * gain * clients - 2.0 * math.log(clients)
-    strength = float(agreement[np.ix_(members, members)].sum()) / int(members.sum())
-    return Community(evidence, strength, belonging, float(closeness[members].mean()))
+    return Community(evidence, _strength(agreement, members), belonging, float(closeness[members].mean()))
 
 
 def two_humps(values: Array) -> tuple[float, Array]:

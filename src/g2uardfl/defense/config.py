@@ -100,7 +100,7 @@ class GuardConfig:
     """(agreement) How many times as strong as any other cluster in the graph those of attackers must be."""
     twin_agreement: float = number(4.0, 0, math.inf)
     """(agreement) From which agreement on, in standard deviations, two clients of a round are suspected at once."""
-    outlier_excess: float = number(6.0, 0, math.inf)
+    outlier_excess: float = number(4.0, 0, math.inf)
     """(agreement) How many standard deviations longer or more peaked than usual an update may be."""
     record_weight: float = number(3.0, 0, 100)
     """(agreement) What a benign score of -1 adds to the log-odds of a suspicion."""
@@ -112,12 +112,13 @@ class GuardConfig:
     """(agreement) The longest step of the elimination beside the step of the accepted clients."""
     far_pull: float = number(8.0, 0, math.inf, above=True)
     """(agreement) Attackers who pull the model by this many usual updates find nothing of their backdoor in it."""
-    elimination_allowance: float = number(10.0, 0, math.inf)
-    """(agreement) How many usual updates may be taken out beyond what attackers were seen to bring in: the model may
-    have been poisoned before the guard was switched on."""
+    elimination_allowance: float = number(20.0, 0, math.inf)
+    """(agreement) How many usual updates may be taken out beyond what attackers were seen to bring in, if the model
+    seems to have been poisoned before the guard was switched on."""
+    near_pull: float = number(3.0, 0, math.inf, above=True)
+    """(agreement) Attackers who pull by this many usual updates did not find their backdoor in the model."""
     alike_pull: float = number(0.6, 0, math.inf, above=True)
-    """(agreement) Where attackers' updates have this mean cosine, their backdoor was not there before, and there is no
-    allowance."""
+    """(agreement) Nor did those whose updates have this mean cosine."""
 
     def __post_init__(self) -> None:
         check(self)

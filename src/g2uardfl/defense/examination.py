@@ -22,16 +22,16 @@ from .communities import FEWEST_CLIENTS, Community, find_communities
 from .config import GuardConfig
 from .scoring import Mask
 
-_SMALLEST_SPREAD = 0.15
+_SMALLEST_SPREAD = (0.2, 0.25)
 """Lengths and peaks (logarithms) that vary less than this are taken to vary this much."""
 _ENOUGH = 20
-"""With fewer accepted updates than this to compare with, a round is compared with itself."""
-_CHANGED = 3.0
-"""If half of a round exceeds the usual by more than this, it is the usual that has changed."""
+"""With fewer accepted updates than this to compare with, a round is compared with itself, too."""
+_CHANGED, _FEW_LEFT = 3.0, 0.2
+"""If all but this share of a round exceed the usual by more than this, it is the usual that has changed."""
 _REMEMBERED = 200
 """How many accepted updates' lengths and peaks are remembered."""
-_OWN_STEPS = 3.0
-"""How many of attackers' own steps may be taken out of the model in any case."""
+_SHORT_STEPS = 3.0
+"""How many steps of attackers who take short ones may be taken out of the model in any case."""
 _ALMOST_SURE = 1e-6
 _ZERO_LENGTH = -700.0
 """Below this logarithm a length is zero."""
@@ -46,14 +46,14 @@ class Usual:
     def excess(self, shapes: Array) -> Array:
         """For each update how far, in robust standard deviations, its length or peak exceeds the usual.
 
-        If most of a round exceeds it, it is the usual that has changed, and the round is compared with itself.
+        If almost all of a round exceed it, it is the usual that has changed, and the round is compared with itself.
         """
-        if len(self.seen) >= _ENOUGH:
-            beyond = _excess(shapes, np.array(self.seen))
-            if np.median(beyond) <= _CHANGED:
-                return beyond
-        moving = _moving(shapes)
-        return _excess(shapes, shapes[moving]) if moving.any() else np.zeros(len(shapes))
+        own = shapes[_moving(shapes)]
+        if not len(own):
+            return np.zeros(len(shapes))
+        seen = np.array(self.seen).reshape(-1, 2)
+        beyond = _excess(shapes, seen if len(seen) >= _ENOUGH else np.concatenate([seen, own]))
+        return beyond if np.quantile(beyond, _FEW_LEFT) <= _CHANGED else _excess(shapes, own)
 
     def length(self, norms: Array) -> float:
         """The length of a usual update: the median over what is remembered, or over `norms` where nothing is."""
@@ -195,16 +195,26 @@ def common_cosine(poison: Tensor, accepted: Tensor, lengths: Array) -> float:
     return float(np.clip((count * squared / each - 1) / (count - 1), 0.0, 1.0)) if each > 0 and count > 1 else 1.0
 
 
-def elimination_length(
-    poison: float, accepted: float, usual: float, left: float, alike: float, config: GuardConfig
-) -> float:
+def poisoned_before(poison: float, usual: float, alike: float, config: GuardConfig) -> float:
+    """What must have come in before the guard was there, by how attackers behave, as a length.
+
+    Attackers whose backdoor is in the model have little left to learn, and no two the same: their pull is short and
+    their updates are not `alike`. Up to `elimination_allowance` usual updates; nothing from `near_pull` usual updates
+    or a mean cosine of `alike_pull` on.
+    """
+    if not usual > 0:
+        return 0.0
+    learnt = max(0.0, 1 - alike / config.alike_pull) * max(0.0, 1 - poison / usual / config.near_pull)
+    return config.elimination_allowance * usual * learnt
+
+
+def elimination_length(poison: float, accepted: float, usual: float, left: float, config: GuardConfig) -> float:
     """How far to move away from what the malicious updates do beyond the accepted ones.
 
     `elimination_rate` times its clipped length, but at most `elimination_bound` times the step of the accepted clients.
     The further attackers still have to pull the model, the less of their backdoor is in it: nothing is taken out where
-    they pull by `far_pull` usual updates or more. In all no more is taken out than what was seen to come in and is
-    still `left`, a few of the attackers' own steps, and where their updates are not `alike` (all that they have in
-    common has been learnt) an allowance for what came in before the guard was there.
+    they pull by `far_pull` usual updates or more. In all no more is taken out than what is `left`, and a few steps of
+    attackers who take short ones.
 
     Parameters
     ----------
@@ -213,10 +223,8 @@ def elimination_length(
     """
     if not usual > 0:
         return 0.0
-    pull = min(poison, usual)
-    learnt = max(0.0, 1 - alike / config.alike_pull)
-    allowed = left + _OWN_STEPS * pull + learnt * config.elimination_allowance * usual
-    wanted = config.elimination_rate * max(0.0, 1 - poison / usual / config.far_pull) * pull
+    allowed = left + _SHORT_STEPS * max(0.0, min(poison, usual - poison))
+    wanted = config.elimination_rate * max(0.0, 1 - poison / usual / config.far_pull) * min(poison, usual)
     return max(0.0, min(wanted, config.elimination_bound * accepted, allowed))
 
 

@@ -33,6 +33,7 @@ from .examination import (
     examine,
     explain_examination,
     moved_scores,
+    poisoned_before,
     suspected,
     update_shapes,
 )
@@ -89,6 +90,8 @@ class G2uardFL(Aggregator):
         self.scores = ScoreBook(config.seed, config.score_init, normalise=config.score_update == "printed")
         self.poison_left = 0.0
         """How far attackers have moved the model before they were recognised, less what was taken out since."""
+        self.poison_before = 0.0
+        """How far they seem to have moved it before the guard was there."""
         self.window = Window(config.window)
         self.usual = Usual()
         self.stage_seconds: dict[str, float] = {}
@@ -193,7 +196,9 @@ class G2uardFL(Aggregator):
         if not poison > 0:
             return 0.0
         usual = self.usual.length(np.array([poison]))
-        length = elimination_length(poison, accepted, usual, self.poison_left, alike, self.config)
+        self.poison_before = max(self.poison_before, poisoned_before(poison, usual, alike, self.config))
+        left = self.poison_before + self.poison_left
+        length = elimination_length(poison, accepted, usual, left, self.config)
         self.poison_left -= length
         return length / poison
 
@@ -327,6 +332,7 @@ class G2uardFL(Aggregator):
             "window_let_in": self.window.let_in.tolist(),
             "usual": self.usual.seen,
             "poison_left": self.poison_left,
+            "poison_before": self.poison_before,
         }
         arrays: dict[str, Any] = {
             "edge_strengths": np.array([strength for strength, _ in edges.values()]),
@@ -361,6 +367,7 @@ class G2uardFL(Aggregator):
             self.window.sketches = arrays["window_sketches"]
             self.window.let_in = np.array(values["window_let_in"], dtype=np.float64)
             self.poison_left = float(values["poison_left"])
+            self.poison_before = float(values["poison_before"])
             self.usual.seen = [(length, peak) for length, peak in values["usual"]]
             if "last_global" in arrays:
                 self._last.global_vector = torch.from_numpy(arrays["last_global"])
