@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from .numerics import empty, for_each, in_parallel
+from .numerics import empty, for_each, in_parallel, one_thread
 from .weights import ModelLayout, Weights, as_tensor, largest_usable
 
 _BLOCK = 1 << 19
@@ -94,7 +94,8 @@ class SentUpdates:
         """The update of one client."""
         if self.is_made:
             return self.matrix[client]
-        return self._read(client, empty(self.shape[1], like=self._global_vector))
+        with one_thread():
+            return self._read(client, empty(self.shape[1], like=self._global_vector))
 
     @cached_property
     def matrix(self) -> Tensor:
