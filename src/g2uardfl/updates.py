@@ -177,10 +177,9 @@ def weighted_sum(updates: Tensor | SentUpdates, weights: Tensor) -> Tensor:
 
 
 def _groups(updates: Tensor | SentUpdates, weights: Tensor) -> list[Any]:
-    """Which clients to sum at a time: all where there is a matrix; otherwise a few of those that have to be read."""
-    if isinstance(updates, Tensor) or updates.is_made:
-        return [slice(None)]
-    clients = np.arange(len(updates))
-    if not updates.checks and weights.any():
-        clients = clients[weights.numpy() != 0]
-    return [clients[start : start + _ROWS].tolist() for start in range(0, len(clients), _ROWS)]
+    """Which clients to sum at a time; those without weight are left out where they would be read for nothing."""
+    starts = range(0, len(updates), _ROWS)
+    if isinstance(updates, Tensor) or updates.is_made or updates.checks or not weights.any():
+        return [slice(start, start + _ROWS) for start in starts]
+    weighed = np.flatnonzero(weights.numpy()).tolist()
+    return [weighed[start : start + _ROWS] for start in starts if start < len(weighed)]
