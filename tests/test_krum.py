@@ -189,6 +189,15 @@ def test_distances_of_near_twins_far_from_the_start_keep_their_digits(clients):
     np.testing.assert_allclose(update_distances(rows), expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize("size", [1e-15, 1e-18, 1e-20, 1e-25, 1e-40])
+def test_distances_keep_their_digits_where_squares_do_not_fit_into_float32(size):
+    updates = (size * np.random.default_rng(0).normal(size=(6, 70_000))).astype(np.float32)
+    updates[4] = updates[1]
+    updates[5] = 1
+    exact = np.square(updates[:, None, :].astype(np.float64) - updates).sum(axis=2)
+    np.testing.assert_allclose(update_distances(torch.from_numpy(updates)), exact, rtol=1e-5, atol=0)
+
+
 def test_distances_are_the_same_bit_for_bit_on_any_number_of_threads():
     rows = torch.randn(10, 300_000, generator=torch.Generator().manual_seed(0))
     found, threads = [], torch.get_num_threads()

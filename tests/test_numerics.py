@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import reference
-from g2uardfl.numerics import cosine, inner_products, one_thread, row_quantiles, z_scores
+from g2uardfl.numerics import cosine, for_each, inner_products, one_thread, row_quantiles, z_scores
 
 QUANTILES = (0.5, 0.05, 0.95)
 THRESHOLD = 1 << 14
@@ -234,5 +234,33 @@ def test_work_on_one_thread_gives_the_threads_back_even_when_it_fails():
         with one_thread():
             assert torch.get_num_threads() == 1
         assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("items", [0, 1, 3, 1000])
+def test_each_item_is_worked_on_once_and_by_one_thread(threads, items):
+    before, done = torch.get_num_threads(), []
+    torch.set_num_threads(threads)
+    try:
+        for_each(lambda item: done.append((item, torch.get_num_threads())), range(items))
+    finally:
+        torch.set_num_threads(before)
+    assert sorted(done) == [(item, 1) for item in range(items)]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("wrong", [0, 500, 999])
+def test_an_error_in_any_item_reaches_the_caller(threads, wrong):
+    def work(item):
+        if item == wrong:
+            raise IndexError(item)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with pytest.raises(IndexError, match=str(wrong)):
+            for_each(work, range(1000))
     finally:
         torch.set_num_threads(before)

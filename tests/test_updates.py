@@ -99,6 +99,22 @@ def test_a_weighted_sum_needs_no_matrix_and_is_that_of_the_matrix():
     torch.testing.assert_close(found, torch.tensor(coefficients).float() @ expected_of(clients, model))
 
 
+def test_a_client_of_weight_zero_is_read_until_everything_has_been_checked():
+    layout = ModelLayout.of({"w": np.zeros(3, np.float32)})
+    sent = [{"w": np.full(3, value, np.float32)} for value in (1.0, np.nan, 3.0)]
+    updates = SentUpdates(layout, torch.zeros(3), sent, check=True)
+    weights = torch.tensor([1.0, 0.0, 2.0])
+    with pytest.raises(DoubtfulUpdateError):
+        weighted_sum(updates, weights)
+    updates.all_read()
+    assert weighted_sum(updates, weights).tolist() == [7.0] * 3
+
+
+def test_a_weighted_sum_of_nobody_is_zero():
+    updates = sent_updates([model_of(1), model_of(2)], model_of(0))
+    assert weighted_sum(updates, torch.zeros(2)).eq(0).all()
+
+
 @pytest.mark.parametrize("rule", [FedAvg(), Krum(malicious_clients=0)])
 def test_the_result_shares_no_memory_with_what_was_sent(rule):
     model, clients = model_of(0), {seed: model_of(seed) for seed in (1, 2, 3)}

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from .numerics import empty, in_parallel
+from .numerics import empty, for_each, in_parallel, one_thread
 from .weights import ModelLayout, Weights, as_tensor, largest_usable
 
 _BLOCK = 1 << 19
@@ -36,7 +36,7 @@ class SentUpdates:
     more, and what they read stays in the cache. `updates.matrix` is the whole, made when it is first asked for.
 
     With `check`, reading columns raises `DoubtfulUpdateError` unless their squares sum to so little that, once all
-    columns have been read, no update can be longer than is usable.
+    columns have been read, no update can be longer than is usable. Whoever has read them all says so with `all_read`.
 
     >>> layout = ModelLayout.of({"w": np.ones(3)})
     >>> updates = SentUpdates(layout, torch.ones(3), [{"w": np.array([1.0, 2.0, 3.0])}, {"w": np.zeros(3)}])
@@ -51,7 +51,8 @@ class SentUpdates:
         self.shape = (len(sent), len(global_vector))
         self.dtype, self.device = global_vector.dtype, global_vector.device
         self._layout, self._global_vector, self._sent = layout, global_vector, list(sent)
-        self._check = check
+        self.checks = check
+        """Whether columns are still checked as they are read."""
         # What the squares may sum to for each column; a quarter of what is usable, since the sum is a rough one.
         self._largest_square = largest_usable(self.dtype) ** 2 / 4 / self.shape[1]
         if self.device.type != "cpu":
@@ -66,10 +67,14 @@ class SentUpdates:
         """Whether `matrix` has been made; blocks and rows are then parts of it."""
         return "matrix" in self.__dict__
 
-    def __getitem__(self, index: tuple[slice, slice]) -> Tensor:
+    def all_read(self) -> None:
+        """Every column of every client has been read, and checked if there was a check: none is needed any more."""
+        self.checks = False
+
+    def __getitem__(self, index: tuple[slice | list[int], slice]) -> Tensor:
         if self.is_made:
             return self.matrix[index]
-        rows = range(*index[0].indices(len(self)))
+        rows = range(len(self))[index[0]] if isinstance(index[0], slice) else index[0]
         start, stop, _ = index[1].indices(self.shape[1])
         subtracted = self._global_vector.numpy()
         block = np.empty((len(rows), max(stop - start, 0)), subtracted.dtype)
@@ -78,10 +83,10 @@ class SentUpdates:
                 first, last = max(start, columns.start), min(stop, columns.stop)
                 if first < last:
                     inside, before = slice(first - columns.start, last - columns.start), subtracted[first:last]
-                    for row, array in zip(block[:, first - start : last - start], arrays[index[0]], strict=True):
-                        np.subtract(array[inside], before, row)
+                    for client, row in zip(rows, block[:, first - start : last - start], strict=True):
+                        np.subtract(arrays[client][inside], before, row)
             numbers = block.reshape(-1)
-            if self._check and not numbers @ numbers <= self._largest_square * block.shape[1]:
+            if self.checks and not numbers @ numbers <= self._largest_square * block.shape[1]:
                 raise DoubtfulUpdateError
         return torch.from_numpy(block)
 
@@ -89,14 +94,14 @@ class SentUpdates:
         """The update of one client."""
         if self.is_made:
             return self.matrix[client]
-        return self._read(client, empty(self.shape[1], like=self._global_vector))
+        with one_thread():
+            return self._read(client, empty(self.shape[1], like=self._global_vector))
 
     @cached_property
     def matrix(self) -> Tensor:
         """All columns of all clients."""
         whole = empty(*self.shape, like=self._global_vector)
-        for _ in in_parallel(lambda client: self._read(client, whole[client]), range(len(self))):
-            pass
+        for_each(lambda client: self._read(client, whole[client]), range(len(self)))
         return whole
 
     def _read(self, client: int, out: Tensor) -> Tensor:
@@ -145,8 +150,7 @@ def each_block(updates: Tensor | SentUpdates, function: Callable[[Tensor], Tenso
         columns = slice(start, start + size)
         result[columns] = function(updates[:, columns])
 
-    for _ in in_parallel(work, range(0, parameters, size)):
-        pass
+    for_each(work, range(0, parameters, size))
     return result
 
 
@@ -158,17 +162,24 @@ def weighted_sum(updates: Tensor | SentUpdates, weights: Tensor) -> Tensor:
     """
     if updates.device.type != "cpu":
         return weights @ (updates if isinstance(updates, Tensor) else updates.matrix)
-    clients, parameters = updates.shape
-    result = empty(parameters, like=updates)
+    result = empty(updates.shape[1], like=updates)
+    first, *others = _groups(updates, weights)
 
     def work(start: int) -> None:
         columns = slice(start, start + _WIDE)
         total = result[columns].numpy()
-        np.matmul(weights[:_ROWS].numpy(), updates[:_ROWS, columns].numpy(), out=total)
-        for first in range(_ROWS, clients, _ROWS):
-            rows = slice(first, first + _ROWS)
+        np.matmul(weights[first].numpy(), updates[first, columns].numpy(), out=total)
+        for rows in others:
             total += weights[rows].numpy() @ updates[rows, columns].numpy()
 
-    for _ in in_parallel(work, range(0, parameters, _WIDE)):
-        pass
+    for_each(work, range(0, len(result), _WIDE))
     return result
+
+
+def _groups(updates: Tensor | SentUpdates, weights: Tensor) -> list[Any]:
+    """Which clients to sum at a time; those without weight are left out where they would be read for nothing."""
+    starts = range(0, len(updates), _ROWS)
+    if isinstance(updates, Tensor) or updates.is_made or updates.checks or not weights.any():
+        return [slice(start, start + _ROWS) for start in starts]
+    weighed = np.flatnonzero(weights.numpy()).tolist()
+    return [weighed[start : start + _ROWS] for start in starts if start < len(weighed)]

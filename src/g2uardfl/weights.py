@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .numerics import empty, in_parallel, one_thread
+from .numerics import empty, for_each, one_thread
 
 Weights = Mapping[str, Any]
 """An ordered mapping name -> NumPy array or torch tensor."""
@@ -195,9 +195,10 @@ class ModelLayout:
 
         With `step` it is added to `vector` on the way.
         """
+        rebuilt: dict[str, Any] = dict.fromkeys(entry.name for entry in self.entries)
 
-        def build(item: tuple[Entry, Any]) -> Any:
-            entry, original = item
+        def build(entry: Entry) -> None:
+            original = like[entry.name]
             if entry.kind == "parameter":
                 value, before = empty(entry.size, like=vector), vector[entry.columns]
                 value = value.copy_(before) if step is None else torch.add(before, step[entry.columns], out=value)
@@ -207,12 +208,12 @@ class ModelLayout:
             else:
                 value = as_tensor(original).clone()
             if isinstance(original, Tensor):
-                return value.to(original.device)
-            return value.to("cpu").numpy().astype(original.dtype, copy=False)
+                rebuilt[entry.name] = value.to(original.device)
+            else:
+                rebuilt[entry.name] = value.to("cpu").numpy().astype(original.dtype, copy=False)
 
-        names = [entry.name for entry in self.entries]
-        items = [(entry, like[entry.name]) for entry in self.entries]
-        return dict(zip(names, in_parallel(build, items), strict=True))
+        for_each(build, self.entries)
+        return rebuilt
 
 
 def as_tensor(value: object) -> Tensor:

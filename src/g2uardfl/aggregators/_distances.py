@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..numerics import Array, in_parallel
+from ..numerics import Array, for_each, in_parallel
 from ..updates import SentUpdates
 
 _CHUNK = 1 << 18
@@ -17,6 +19,8 @@ _FEW = 32
 """Up to this many clients, it takes less time to subtract each from each than to multiply in float64."""
 _WIDTH = 1 << 16
 """Over how many columns differences are squared and summed in the precision of the model."""
+_LOST = 1e6
+"""How many of the smallest number a square has to be for what is lost below that number not to matter."""
 _GPU_CHUNK = 1 << 26
 _PIECE = 1 << 8
 """How many numbers are summed in the precision of the model."""
@@ -32,13 +36,35 @@ def update_distances(updates: Tensor | SentUpdates) -> Array:
     clients, parameters = updates.shape
     if clients > _FEW or updates.device.type != "cpu":
         return squared_distances(update_products(updates))
+    result = _summed_differences(updates, slice(None), updates.dtype)
+    _all_read(updates)
+    # Squares of less than the smallest number are lost. Few clients are so close that those would matter.
+    near = result <= _LOST * torch.finfo(updates.dtype).tiny * parameters
+    np.fill_diagonal(near, False)
+    rows = np.flatnonzero(near.any(axis=0))
+    if len(rows):
+        result[np.ix_(rows, rows)] = _summed_differences(updates, rows.tolist(), torch.float64)
+    return result
 
-    def of_pairs(start: int) -> Array:
-        return np.asarray(torch.pdist(updates[:, start : start + _WIDTH]).double().square_())
 
+def _summed_differences(updates: Tensor | SentUpdates, rows: slice | list[int], dtype: torch.dtype) -> Array:
+    """||Δw_i - Δw_j||² between some clients, squared and summed over `_WIDTH` columns in `dtype`."""
+    clients = len(np.arange(len(updates))[rows])
+    squared = np.empty((math.ceil(updates.shape[1] / _WIDTH), clients * (clients - 1) // 2))
+
+    def of_pairs(block: int) -> None:
+        columns = slice(block * _WIDTH, (block + 1) * _WIDTH)
+        squared[block] = torch.pdist(updates[rows, columns].to(dtype)).double().square_()
+
+    for_each(of_pairs, range(len(squared)))
     result = np.zeros((clients, clients))
-    result[np.triu_indices(clients, 1)] = sum(in_parallel(of_pairs, range(0, parameters, _WIDTH)))
+    result[np.triu_indices(clients, 1)] = squared.sum(axis=0)
     return result + result.T
+
+
+def _all_read(updates: Tensor | SentUpdates) -> None:
+    if isinstance(updates, SentUpdates):
+        updates.all_read()
 
 
 def update_products(updates: Tensor | SentUpdates) -> Array:
@@ -60,7 +86,9 @@ def update_products(updates: Tensor | SentUpdates) -> Array:
         # NumPy sees that a product with oneself is symmetric, and computes one half of it.
         return np.asarray(rows @ rows.T)
 
-    return np.asarray(sum(in_parallel(products, range(0, parameters, size))))
+    summed = np.asarray(sum(in_parallel(products, range(0, parameters, size))))
+    _all_read(updates)
+    return summed
 
 
 def update_norms(updates: Tensor) -> Array:
