@@ -6,7 +6,6 @@ import math
 import statistics
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -207,7 +206,9 @@ def test_a_saved_guard_goes_on_bit_for_bit(attacked, when, tmp_path):
         assert same(first.weights, second.weights)
 
 
-@pytest.mark.parametrize("name", ["window_clients", "window_rounds", "window_let_in", "usual", "poison_left", "poison_before"])
+@pytest.mark.parametrize(
+    "name", ["window_clients", "window_rounds", "window_let_in", "usual", "poison_left", "poison_before"]
+)
 def test_a_state_that_lacks_something_is_one_clear_error(attacked, name):
     state = attacked[0].state()
     values = {key: value for key, value in state.values.items() if key != name}

@@ -176,19 +176,20 @@ def two_humps(values: Array) -> tuple[float, Array]:
     if not deviation > 1e-12 * float(np.abs(values).max(initial=0.0)):
         return 0.0, np.zeros(len(values))
     x = (values - values.mean()) / deviation
-    means = np.array([np.median(x), np.sort(x)[-max(1, len(x) // 10) :].mean()])
-    shares, variance, last = np.array([0.9, 0.1]), 0.5, -math.inf
+    count = len(x)
+    low, high = float(np.median(x)), float(np.sort(x)[-max(1, count // 10) :].mean())
+    share, variance, last = 0.1, 0.5, -math.inf
     for _ in range(_EM_STEPS):
-        joint = np.log(shares) - (x[:, None] - means) ** 2 / (2 * variance) - 0.5 * math.log(2 * math.pi * variance)
-        total = np.logaddexp(joint[:, 0], joint[:, 1])
-        responsibility = np.exp(joint - total[:, None])
-        likelihood = float(total.mean())
+        # Of two normals of one width the log-odds are a straight line; and x has mean 0 and variance 1.
+        odds = math.log(share / (1 - share)) + (high - low) / variance * (x - (high + low) / 2)
+        in_low = math.log(1 - share) - (1 + low**2) / (2 * variance) - 0.5 * math.log(2 * math.pi * variance)
+        likelihood = in_low + float(np.logaddexp(0.0, odds).mean())
+        upper: Array = 0.5 + 0.5 * np.tanh(odds / 2)
         if likelihood - last < _EM_TOLERANCE:
             break
         last = likelihood
-        sizes = np.maximum(responsibility.sum(axis=0), 1e-12)
-        means = responsibility.T @ x / sizes
-        shares = sizes / sizes.sum()
-        variance = max(float(np.sum(responsibility * (x[:, None] - means) ** 2)) / len(x), 1e-6)
+        members, moment = min(max(float(upper.sum()), 1e-12), count - 1e-12), float(upper @ x)
+        share, low, high = members / count, -moment / (count - members), moment / members
+        variance = max(1 - (1 - share) * low**2 - share * high**2, 1e-6)
     one_hump = -0.5 * (math.log(2 * math.pi) + 1)
-    return likelihood - one_hump, responsibility[:, int(np.argmax(means))]
+    return likelihood - one_hump, upper if high >= low else 1 - upper
