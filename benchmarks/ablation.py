@@ -1,0 +1,90 @@
+"""What each ingredient of the default profile is worth in telling attackers, on recorded rounds.
+
+    python benchmarks/ablation.py records/*.npz
+
+Each row leaves one ingredient out. Recall and benign clients refused are means over the records; the last columns are
+those where the attackers are taken out of the record before the guard sees it. "Alike" are records of clients with a
+uniform split of the data, "different" those with Dirichlet's α in their names. What the elimination is worth shows in
+the model alone: `benchmarks/defense_runs.py --defenses g2uardfl g2uardfl,eliminate=false`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import statistics
+from collections import defaultdict
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+INGREDIENTS: dict[str, dict[str, Any]] = {
+    "all": {},
+    "without earlier rounds": {"window": 10},
+    "without having to stand out": {"least_lead": 0.0},
+    "without outliers": {"outlier_excess": 1e9},
+    "without twins": {"twin_agreement": 1e9},
+    "without records": {"record_weight": 0.0, "poor_record": -1.0},
+}
+COLUMNS = ["recall", "benign refused", "benign refused, nobody attacks"]
+
+
+def judged(path: Path, settings: dict[str, Any]) -> list[tuple[str, float]]:
+    """Recall and benign clients refused in one record."""
+    import torch
+
+    from g2uardfl import G2uardFL
+    from g2uardfl.defense.recording import Record
+
+    torch.set_num_threads(1)
+    record = Record.load(path)
+    figures = []
+    for honest_alone in (False, True):
+        guard = G2uardFL(**settings)
+        refused: dict[bool, list[bool]] = {True: [], False: []}
+        for observation, attacking in zip(record.rounds, record.attacking, strict=True):
+            kept = ~attacking if honest_alone else np.ones(len(attacking), bool)
+            if not kept.any():
+                continue
+            seen = replace(
+                observation,
+                clients=tuple(client for client, one in zip(observation.clients, kept, strict=True) if one),
+                shapes=observation.shapes[kept],
+                directions=observation.directions[kept],
+            )
+            verdicts = guard.judge(seen)
+            for client, attacks in zip(seen.clients, attacking[kept], strict=True):
+                refused[bool(attacks)].append(verdicts[client].refused)
+        if honest_alone:
+            figures.append((COLUMNS[2], statistics.fmean(refused[False])))
+        elif refused[True]:
+            figures += [(COLUMNS[0], statistics.fmean(refused[True])), (COLUMNS[1], statistics.fmean(refused[False]))]
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("records", type=Path, nargs="+")
+    parser.add_argument("--processes", type=int, default=1)
+    arguments = parser.parse_args()
+    jobs = list(product(INGREDIENTS, arguments.records))
+    found: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+    with ProcessPoolExecutor(arguments.processes) as pool:
+        results = pool.map(judged, [path for _, path in jobs], [INGREDIENTS[name] for name, _ in jobs])
+        for (name, path), figures in zip(jobs, results, strict=True):
+            kind = "different" if re.search(r"alpha0", path.name) else "alike"
+            for column, share in figures:
+                found[name, kind, column].append(100 * share)
+    heads = [f"{column}, {kind} %" for kind, column in product(("alike", "different"), COLUMNS)]
+    print(f"{len(arguments.records)} records\n\n| | " + " | ".join(heads) + " |\n|---" + "|---" * len(heads) + "|")
+    for name in INGREDIENTS:
+        cells = [found[name, kind, column] for kind, column in product(("alike", "different"), COLUMNS)]
+        print(f"| {name} | " + " | ".join(f"{statistics.fmean(cell):.1f}" if cell else "-" for cell in cells) + " |")
+
+
+if __name__ == "__main__":
+    main()
