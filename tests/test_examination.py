@@ -34,9 +34,12 @@ CONFIG = configure("default", {})
 def literal_excess(shapes, reference) -> list[float]:
     columns = []
     for k in range(2):
-        middle = statistics.median([row[k] for row in reference])
-        spread = max(1.4826 * statistics.median([abs(row[k] - middle) for row in reference]), (0.2, 0.25)[k])
-        columns.append([(row[k] - middle) / spread for row in shapes])
+        left = [row[k] for row in reference]
+        for _ in range(3):
+            middle = statistics.median(left)
+            spread = 1.4826 * statistics.median([abs(value - middle) for value in left])
+            left = [value for value in left if value <= middle + 2.5 * spread]
+        columns.append([(row[k] - middle) / max(spread, (0.2, 0.25)[k]) for row in shapes])
     return [max(pair) for pair in zip(*columns, strict=True)]
 
 
@@ -103,6 +106,13 @@ def test_shapes_that_hardly_vary_are_taken_to_vary_a_little():
     past = [[1.0, -3.0]] * 30
     shapes = np.array([[1.0, -3.0], [1.4, -3.0], [1.0, -2.0], [-0.2, -9.0]])
     assert usual_of(past).excess(shapes).tolist() == pytest.approx([0.0, 2.0, 4.0, -6.0])
+
+
+def test_attackers_who_are_many_in_the_first_round_do_not_widen_what_is_usual():
+    shapes = shapes_of(2, 10, length=-7.0, spread=0.9)
+    shapes[:, 1] = -2.0
+    shapes[[2, 5, 8], 0] = 0.0
+    assert np.flatnonzero(Usual().excess(shapes) > CONFIG.outlier_excess).tolist() == [2, 5, 8]
 
 
 def test_attackers_who_are_most_of_a_round_do_not_make_themselves_usual():

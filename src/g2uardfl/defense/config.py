@@ -94,7 +94,7 @@ class GuardConfig:
     """(agreement) How many submissions of the last rounds are remembered."""
     sketch_width: int = number(512, 16, 65536)
     """(agreement) How many numbers are kept of each layer of a submission."""
-    least_evidence: float = number(12.0, 0, math.inf)
+    least_evidence: float = number(15.0, 0, math.inf)
     """(agreement) By how much the Bayesian information criterion must prefer two clusters to one."""
     least_lead: float = number(1.5, 0, math.inf)
     """(agreement) How many times as strong as any other cluster in the graph those of attackers must be."""

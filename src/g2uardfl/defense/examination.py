@@ -28,6 +28,8 @@ _ENOUGH = 20
 """With fewer accepted updates than this to compare with, a round is compared with itself, too."""
 _CHANGED, _FEW_LEFT = 3.0, 0.2
 """If all but this share of a round exceed the usual by more than this, it is the usual that has changed."""
+_TRIMMINGS, _TRIMMED = 3, 2.5
+"""How often, and from how many standard deviations on, what is compared with is trimmed."""
 _REMEMBERED = 200
 """How many accepted updates' lengths and peaks are remembered."""
 _SHORT_STEPS = 3.0
@@ -82,10 +84,21 @@ def _moving(shapes: Array) -> Mask:
 
 
 def _excess(shapes: Array, reference: Array) -> Array:
-    middle = np.median(reference, axis=0)
-    spread = np.maximum(1.4826 * np.median(np.abs(reference - middle), axis=0), _SMALLEST_SPREAD)
-    result: Array = ((shapes - middle) / spread).max(axis=1)
+    columns = [
+        (shapes[:, k] - middle) / max(spread, _SMALLEST_SPREAD[k])
+        for k, (middle, spread) in enumerate(map(_middle_and_spread, reference.T))
+    ]
+    result: Array = np.max(columns, axis=0)
     return result
+
+
+def _middle_and_spread(values: Array) -> tuple[float, float]:
+    """Median and robust standard deviation of what is left when attackers, who may be many, have been trimmed off."""
+    for _ in range(_TRIMMINGS):
+        middle = float(np.median(values))
+        spread = 1.4826 * float(np.median(np.abs(values - middle)))
+        values = values[values <= middle + _TRIMMED * spread]
+    return middle, spread
 
 
 def update_shapes(updates: Tensor | SentUpdates) -> Array:
