@@ -15,12 +15,11 @@ import re
 import statistics
 from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from detectors import without
 
 INGREDIENTS: dict[str, dict[str, Any]] = {
     "all": {},
@@ -47,18 +46,12 @@ def judged(path: Path, settings: dict[str, Any]) -> list[tuple[str, float]]:
         guard = G2uardFL(**settings)
         refused: dict[bool, list[bool]] = {True: [], False: []}
         for observation, attacking in zip(record.rounds, record.attacking, strict=True):
-            kept = ~attacking if honest_alone else np.ones(len(attacking), bool)
-            if not kept.any():
+            if honest_alone and attacking.all():
                 continue
-            seen = replace(
-                observation,
-                clients=tuple(client for client, one in zip(observation.clients, kept, strict=True) if one),
-                shapes=observation.shapes[kept],
-                directions=observation.directions[kept],
-            )
-            verdicts = guard.judge(seen)
-            for client, attacks in zip(seen.clients, attacking[kept], strict=True):
-                refused[bool(attacks)].append(verdicts[client].refused)
+            verdicts = guard.judge(without(observation, attacking) if honest_alone else observation)
+            for client, attacks in zip(observation.clients, attacking, strict=True):
+                if client in verdicts:
+                    refused[bool(attacks)].append(verdicts[client].refused)
         if honest_alone:
             figures.append((COLUMNS[2], statistics.fmean(refused[False])))
         elif refused[True]:
