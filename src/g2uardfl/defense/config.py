@@ -106,8 +106,9 @@ class GuardConfig:
     """(agreement) What a benign score of -1 adds to the log-odds of a suspicion."""
     recovery_step: float = number(0.1, 0, 1, above=True)
     """(agreement) How fast benign scores rise; `score_step` is how fast they fall."""
-    poor_record: float = number(-0.2, -1, 0)
-    """(agreement) Below this benign score a client is held out even if nothing is found against its update."""
+    poor_record: float = number(-0.7, -1, 0)
+    """(agreement) Below this benign score a client is held out even if nothing is found against its update; no single
+    round brings a newcomer there."""
     elimination_bound: float = number(2.0, 0, 100)
     """(agreement) The longest step of the elimination beside the step of the accepted clients."""
     far_pull: float = number(8.0, 0, math.inf, above=True)

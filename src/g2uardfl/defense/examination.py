@@ -22,8 +22,9 @@ from .communities import FEWEST_CLIENTS, Community, find_communities
 from .config import GuardConfig
 from .scoring import Mask
 
-_SMALLEST_SPREAD = (0.2, 0.25)
-"""Lengths and peaks (logarithms) that vary less than this are taken to vary this much."""
+_SMALLEST_SPREAD = 0.35
+"""Lengths and peaks (logarithms) that vary less than this are taken to vary this much: an honest update may well be
+three times as long as others that hardly differ."""
 _ENOUGH = 20
 """With fewer accepted updates than this to compare with, a round is compared with itself, too."""
 _CHANGED, _FEW_LEFT = 3.0, 0.2
@@ -84,11 +85,8 @@ def _moving(shapes: Array) -> Mask:
 
 
 def _excess(shapes: Array, reference: Array) -> Array:
-    columns = [
-        (shapes[:, k] - middle) / max(spread, _SMALLEST_SPREAD[k])
-        for k, (middle, spread) in enumerate(map(_middle_and_spread, reference.T))
-    ]
-    result: Array = np.max(columns, axis=0)
+    middle, spread = np.array([_middle_and_spread(values) for values in reference.T]).T
+    result: Array = np.max((shapes - middle) / np.maximum(spread, _SMALLEST_SPREAD), axis=1)
     return result
 
 
@@ -153,7 +151,8 @@ class Judgement:
 
 def examine(window: Window, usual: Mask, excess: Array, config: GuardConfig) -> Examination:
     """Look at a round whose updates exceed the usual by `excess`; those in `usual` are the last of `window`."""
-    suspicion = np.where(usual, 0.0, 1.0)
+    # The further an update exceeds the usual the surer; one that hardly does leaves its client's record as it is.
+    suspicion = np.where(usual, 0.0, 1 - config.outlier_excess / 2 / np.maximum(excess, config.outlier_excess))
     community: list[Community | None] = [None] * len(usual)
     twins: list[int | None] = [None] * len(usual)
     communities: list[Community] = []
