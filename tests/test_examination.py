@@ -413,7 +413,8 @@ def window_of(*rounds) -> Window:
 
 def examined(window, excess) -> Examination:
     """Of the round's clients the window holds those alone whose updates are usual."""
-    return examine(window, excess <= CONFIG.outlier_excess, excess, CONFIG)
+    nobody = np.zeros(len(window.clients), dtype=bool)
+    return examine(window, nobody, excess <= CONFIG.outlier_excess, excess, CONFIG)
 
 
 def noise(count, seed, layers=2, width=512):

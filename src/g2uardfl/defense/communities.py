@@ -26,11 +26,13 @@ _MOST = 7
 _VECTORS = 3
 """How many leading eigenvectors are looked at: the first may show something honest clients have in common."""
 _SMALLEST = 3
-"""How many clients make a community; more than half of all are no community but the honest majority."""
+"""How many clients make a community."""
 _PATIENCE = 5
 """How often a community is looked over."""
 _NOISE = 0.5
 """Something of this strength is always left, in units of the largest eigenvalue of a graph of pure noise."""
+_WELL_CUT = 0.85
+"""From which share of the variance on a cut in two is one between two humps: a single one is not cut that well."""
 _EM_STEPS, _EM_TOLERANCE = 100, 1e-5
 
 
@@ -54,7 +56,11 @@ class Community:
 
 
 def find_communities(
-    agreement: Array, people: npt.NDArray[np.int64], least_evidence: float, least_lead: float
+    agreement: Array,
+    people: npt.NDArray[np.int64],
+    least_evidence: float,
+    least_lead: float,
+    convicted: npt.NDArray[np.bool_] | None = None,
 ) -> list[Community]:
     """All communities that the evidence supports and that stand out, the strongest first.
 
@@ -69,12 +75,15 @@ def find_communities(
         How evident each must be; the more, the more structure is left in the graph without them.
     least_lead
         How many times as strong as any other community each must be.
+    convicted
+        Which submissions are of clients with a bad record. Of the others no more than half can be attackers.
     """
+    convicted = np.zeros(len(people), dtype=bool) if convicted is None else convicted
     floor = _NOISE * _noise(agreement, people)
     found: list[Community] = []
     left = np.arange(len(agreement))
     while len(found) < _MOST and _count(people[left]) >= FEWEST_CLIENTS:
-        community = _leading_community(agreement[np.ix_(left, left)], people[left], least_lead * floor)
+        community = _leading_community(agreement[np.ix_(left, left)], people[left], convicted[left], least_lead * floor)
         if community is None:
             break
         belonging = np.zeros(len(agreement))
@@ -86,7 +95,7 @@ def find_communities(
         believed = evident[:count]
         weakest, others = believed[-1].strength, [one.strength for one in found if one not in believed]
         members = np.any([one.members for one in believed], axis=0)
-        if weakest < least_lead * max([floor, *others]) or 2 * _count(people[members]) > _count(people):
+        if weakest < least_lead * max([floor, *others]) or _is_majority(members, people, convicted):
             continue
         rest = agreement[np.ix_(~members, ~members)]
         values, vectors = _eigenvectors(rest)
@@ -95,6 +104,13 @@ def find_communities(
         if weakest >= least_lead * at_ends and min(one.evidence for one in believed) >= enough:
             return believed
     return []
+
+
+def _is_majority(
+    members: npt.NDArray[np.bool_], people: npt.NDArray[np.int64], convicted: npt.NDArray[np.bool_]
+) -> bool:
+    """Whether the members are more than half of the clients without a bad record: then they are the honest ones."""
+    return 2 * _count(people[members & ~convicted]) > _count(people[~convicted])
 
 
 def _count(people: npt.NDArray[np.int64]) -> int:
@@ -107,14 +123,16 @@ def _noise(agreement: Array, people: npt.NDArray[np.int64]) -> float:
     return 2.0 * 1.4826 * float(np.median(edges)) * math.sqrt(len(people)) if len(edges) else 0.0
 
 
-def _leading_community(agreement: Array, people: npt.NDArray[np.int64], least_strength: float) -> Community | None:
+def _leading_community(
+    agreement: Array, people: npt.NDArray[np.int64], convicted: npt.NDArray[np.bool_], least_strength: float
+) -> Community | None:
     """The most evident community, if one of `least_strength` is possible at all."""
     if not agreement.any():
         return None
     values, vectors = _eigenvectors(agreement)
     if values.max() < least_strength:
         return None
-    candidates = (_settled(agreement, people, two_humps(end)[1] > 0.5) for end in _ends(vectors))
+    candidates = (_settled(agreement, people, convicted, two_humps(end)[1] > 0.5) for end in _ends(vectors))
     return max((one for one in candidates if one is not None), key=lambda one: one.evidence, default=None)
 
 
@@ -122,7 +140,7 @@ def _eigenvectors(graph: Array) -> tuple[Array, Array]:
     """The largest eigenvalues, roughly, and their eigenvectors."""
     from scipy.sparse.linalg import eigsh  # type: ignore[import-untyped]
 
-    if len(graph) <= _VECTORS:
+    if len(graph) <= _VECTORS or not graph.any():
         small = np.linalg.eigh(graph)
         return small.eigenvalues, small.eigenvectors
     # Where eigenvalues coincide the iteration would break off and go on at random; a little on the diagonal sets them
@@ -140,7 +158,12 @@ def _strength(agreement: Array, members: npt.NDArray[np.bool_]) -> float:
     return float(agreement[np.ix_(members, members)].sum()) / max(1, int(members.sum()))
 
 
-def _settled(agreement: Array, people: npt.NDArray[np.int64], members: npt.NDArray[np.bool_]) -> Community | None:
+def _settled(
+    agreement: Array,
+    people: npt.NDArray[np.int64],
+    convicted: npt.NDArray[np.bool_],
+    members: npt.NDArray[np.bool_],
+) -> Community | None:
     """Take in who agrees with the members and let go who does not, until nobody moves."""
     people = np.unique(people, return_inverse=True)[1]
     clients = int(people.max()) + 1
@@ -154,7 +177,7 @@ def _settled(agreement: Array, people: npt.NDArray[np.int64], members: npt.NDArr
         members = belonging > 0.5
         if settled:
             break
-    if not _SMALLEST <= _count(people[members]) <= clients / 2:
+    if _count(people[members]) < _SMALLEST or _is_majority(members, people, convicted):
         return None
     gain, _ = two_humps(np.bincount(people, closeness) / np.bincount(people))
     evidence = 2.0 * gain * clients - 2.0 * math.log(clients)
@@ -165,7 +188,8 @@ def two_humps(values: Array) -> tuple[float, Array]:
     """Two normal humps of one width, fitted to the values by expectation maximisation.
 
     Returns by how much the log-likelihood a value exceeds that of a single hump, and for each value the probability
-    that it belongs to the upper hump. The fit begins at the median and at the mean of the highest tenth.
+    that it belongs to the upper hump. Where a fit ends depends on where it begins: one begins with few values in the
+    upper hump, one with the cut that sets the two parts furthest apart, and the better of them counts.
 
     >>> gain, upper = two_humps(np.array([0.0, 0.1, -0.1, 0.05, 5.0, 5.1]))
     >>> gain > 1, upper.round(2)
@@ -176,11 +200,35 @@ def two_humps(values: Array) -> tuple[float, Array]:
     if not deviation > 1e-12 * float(np.abs(values).max(initial=0.0)):
         return 0.0, np.zeros(len(values))
     x = (values - values.mean()) / deviation
+    ordered = np.sort(x)
+    few = ordered[-max(1, len(x) // 10) :]
+    likelihood, upper = _fitted(x, float(np.median(x)), float(few.mean()), 0.1)
+    low, high, share = _best_cut(ordered)
+    if -low * high > _WELL_CUT:
+        likelihood, upper = max((likelihood, upper), _fitted(x, low, high, share), key=lambda fit: fit[0])
+    one_hump = -0.5 * (math.log(2 * math.pi) + 1)
+    return likelihood - one_hump, upper
+
+
+def _best_cut(ordered: Array) -> tuple[float, float, float]:
+    """The means of the two parts of sorted values of mean 0 that lie furthest apart, and the share of the upper one."""
+    lower = np.arange(1, len(ordered))
+    sums = np.cumsum(ordered)[:-1]
+    between = sums**2 / (lower * (len(ordered) - lower))
+    best = int(np.argmax(between))
+    count, total = int(lower[best]), float(sums[best])
+    return total / count, -total / (len(ordered) - count), 1 - count / len(ordered)
+
+
+def _fitted(x: Array, low: float, high: float, share: float) -> tuple[float, Array]:
+    """Expectation maximisation for values of mean 0 and variance 1: the mean log-likelihood, and who is in the upper.
+
+    `share` is that of the upper hump at the beginning.
+    """
     count = len(x)
-    low, high = float(np.median(x)), float(np.sort(x)[-max(1, count // 10) :].mean())
-    share, variance, last = 0.1, 0.5, -math.inf
+    variance, last = 0.5, -math.inf
     for _ in range(_EM_STEPS):
-        # Of two normals of one width the log-odds are a straight line; and x has mean 0 and variance 1.
+        # Of two normals of one width the log-odds are a straight line.
         odds = math.log(share / (1 - share)) + (high - low) / variance * (x - (high + low) / 2)
         in_low = math.log(1 - share) - (1 + low**2) / (2 * variance) - 0.5 * math.log(2 * math.pi * variance)
         likelihood = in_low + float(np.logaddexp(0.0, odds).mean())
@@ -191,5 +239,4 @@ def two_humps(values: Array) -> tuple[float, Array]:
         members, moment = min(max(float(upper.sum()), 1e-12), count - 1e-12), float(upper @ x)
         share, low, high = members / count, -moment / (count - members), moment / members
         variance = max(1 - (1 - share) * low**2 - share * high**2, 1e-6)
-    one_hump = -0.5 * (math.log(2 * math.pi) + 1)
-    return likelihood - one_hump, upper if high >= low else 1 - upper
+    return likelihood, upper if high >= low else 1 - upper

@@ -149,8 +149,11 @@ class Judgement:
         return result
 
 
-def examine(window: Window, usual: Mask, excess: Array, config: GuardConfig) -> Examination:
-    """Look at a round whose updates exceed the usual by `excess`; those in `usual` are the last of `window`."""
+def examine(window: Window, convicted: Mask, usual: Mask, excess: Array, config: GuardConfig) -> Examination:
+    """Look at a round whose updates exceed the usual by `excess`; those in `usual` are the last of `window`.
+
+    `convicted` says of each submission of the window whether its client has a bad record.
+    """
     # The further an update exceeds the usual the surer; one that hardly does leaves its client's record as it is.
     suspicion = np.where(usual, 0.0, 1 - config.outlier_excess / 2 / np.maximum(excess, config.outlier_excess))
     community: list[Community | None] = [None] * len(usual)
@@ -159,7 +162,7 @@ def examine(window: Window, usual: Mask, excess: Array, config: GuardConfig) -> 
     members = np.zeros(len(window.clients), dtype=bool)
     if usual.any():
         graph, people = agreement(window), window.people()
-        communities = find_communities(graph, people, config.least_evidence, config.least_lead)
+        communities = find_communities(graph, people, config.least_evidence, config.least_lead, convicted)
         rows = np.flatnonzero(usual)
         for submission, row in enumerate(rows, start=len(graph) - len(rows)):
             others = graph[submission, -len(rows) :]

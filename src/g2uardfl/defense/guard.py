@@ -172,7 +172,8 @@ class G2uardFL(Aggregator):
         self.window.add(
             self.round, [client for client, one in zip(clients, usual, strict=True) if one], sketches[usual]
         )
-        examination = examine(self.window, usual, excess, config)
+        convicted = self.scores.read(self.window.clients, self.round) < 0
+        examination = examine(self.window, convicted, usual, excess, config)
         before = self.scores.read(clients, self.round)
         malicious = suspected(examination.suspicion, before, config.record_weight)
         accepted = ~malicious & (before >= config.poor_record)
