@@ -46,6 +46,8 @@ from .scoring import Mask, ScoreBook, filter_clients, updated_scores
 _KIND = "guard"
 _FEWEST = 3
 """Below this many usable clients there is nothing to compare."""
+_CONVICTED = -0.5
+"""Below this benign score a client was taken for an attacker, and has not shown better since."""
 
 
 class G2uardFL(Aggregator):
@@ -172,7 +174,7 @@ class G2uardFL(Aggregator):
         self.window.add(
             self.round, [client for client, one in zip(clients, usual, strict=True) if one], sketches[usual]
         )
-        convicted = self.scores.read(self.window.clients, self.round) < 0
+        convicted = self.scores.read(self.window.clients, self.round) < _CONVICTED
         examination = examine(self.window, convicted, usual, excess, config)
         before = self.scores.read(clients, self.round)
         malicious = suspected(examination.suspicion, before, config.record_weight)
