@@ -14,6 +14,8 @@ from g2uardfl.aggregators._distances import krum_scores, squared_distances, tole
 from g2uardfl.aggregators.bulyan import Bulyan, mean_near_median
 from g2uardfl.aggregators.krum import Krum
 from g2uardfl.aggregators.multi_krum import MultiKrum
+from g2uardfl.updates import SentUpdates
+from g2uardfl.weights import ModelLayout
 from models import batch_norm_model, perturbed
 from rounds import assert_same_on_gpu, byzfl, decisions, flower, rounds, send, updates_of, vector
 
@@ -189,17 +191,39 @@ def test_distances_of_near_twins_far_from_the_start_keep_their_digits(clients):
     np.testing.assert_allclose(update_distances(rows), expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize("clients", [6, 40])
 @pytest.mark.parametrize("size", [1e-15, 1e-18, 1e-20, 1e-25, 1e-40])
-def test_distances_keep_their_digits_where_squares_do_not_fit_into_float32(size):
-    updates = (size * np.random.default_rng(0).normal(size=(6, 70_000))).astype(np.float32)
-    updates[4] = updates[1]
+def test_distances_keep_their_digits_where_squares_do_not_fit_into_float32(size, clients):
+    updates = (size * np.random.default_rng(0).normal(size=(clients, 70_000))).astype(np.float32)
     updates[5] = 1
-    exact = np.square(updates[:, None, :].astype(np.float64) - updates).sum(axis=2)
+    if clients == 6:
+        updates[4] = updates[1]
+    exact = np.array([np.square(update.astype(np.float64) - updates).sum(axis=1) for update in updates])
     np.testing.assert_allclose(update_distances(torch.from_numpy(updates)), exact, rtol=1e-5, atol=0)
 
 
-def test_distances_are_the_same_bit_for_bit_on_any_number_of_threads():
-    rows = torch.randn(10, 300_000, generator=torch.Generator().manual_seed(0))
+def test_distances_of_many_clients_keep_their_digits_near_and_far():
+    draw = np.random.default_rng(0)
+    updates = draw.normal(size=(60, 30_000))
+    updates[10:20] = updates[10] + 1e-4 * updates[10:20]
+    updates[20:25] += 5
+    updates[25:30] *= 1e6
+    updates[30:40] = 3 + 0.2 * updates[30:40]
+    updates[40] = updates[0]
+    updates = updates.astype(np.float32)
+    exact = np.array([np.square(update.astype(np.float64) - updates).sum(axis=1) for update in updates])
+    found = update_distances(torch.from_numpy(updates))
+    np.testing.assert_allclose(found, exact, rtol=1e-5, atol=1e-9)
+    model = {"w": np.zeros(30_000, np.float32)}
+    sent = SentUpdates(ModelLayout.of(model), torch.zeros(30_000), [{"w": update} for update in updates], check=True)
+    assert np.array_equal(update_distances(sent), found)
+    assert not sent.checks
+
+
+@pytest.mark.parametrize("clients", [10, 40])
+def test_distances_are_the_same_bit_for_bit_on_any_number_of_threads(clients):
+    rows = torch.randn(clients, 300_000, generator=torch.Generator().manual_seed(0))
+    rows[3] = rows[2] + 1e-3 * rows[3]
     found, threads = [], torch.get_num_threads()
     for count in (1, 2, 3):
         torch.set_num_threads(count)

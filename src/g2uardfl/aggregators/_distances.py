@@ -11,12 +11,14 @@ from torch import Tensor
 from ..numerics import Array, for_each, in_parallel
 from ..updates import SentUpdates
 
-_CHUNK = 1 << 18
-"""How many numbers a core multiplies at a time, so that they stay close to it."""
-_SHORT = 1 << 12
-"""No fewer columns than this at a time, so that there is something to multiply."""
+_CHUNK = 1 << 21
+"""How many bytes a core multiplies at a time, so that they stay close to it."""
+_SHORT = 1 << 15
+"""No fewer bytes of a client than this at a time, so that there is something to multiply."""
 _FEW = 32
-"""Up to this many clients, it takes less time to subtract each from each than to multiply in float64."""
+"""Up to this many clients, it takes less time to subtract each from each than to multiply."""
+_NEAR = 0.02
+"""What share of two clients' squared lengths their squared distance has to be for products in float32 to suffice."""
 _WIDTH = 1 << 16
 """Over how many columns differences are squared and summed in the precision of the model."""
 _LOST = 1e6
@@ -33,17 +35,25 @@ def update_distances(updates: Tensor | SentUpdates) -> Array:
     array([[ 0., 25.],
            [25.,  0.]])
     """
-    clients, parameters = updates.shape
-    if clients > _FEW or updates.device.type != "cpu":
+    few = len(updates) <= _FEW
+    if updates.device.type != "cpu" or (updates.dtype == torch.float64 and not few):
         return squared_distances(update_products(updates))
-    result = _summed_differences(updates, slice(None), updates.dtype)
-    _all_read(updates)
     # Squares of less than the smallest number are lost. Few clients are so close that those would matter.
-    near = result <= _LOST * torch.finfo(updates.dtype).tiny * parameters
+    lost = _LOST * torch.finfo(updates.dtype).tiny * updates.shape[1]
+    if few:
+        result = _summed_differences(updates, slice(None), updates.dtype)
+        _all_read(updates)
+        near = result <= lost
+    else:
+        products = update_products(updates, dtype=updates.dtype)
+        lengths, result = np.diagonal(products), squared_distances(products)
+        near = result <= np.maximum(_NEAR * (lengths[:, None] + lengths), lost)
     np.fill_diagonal(near, False)
-    rows = np.flatnonzero(near.any(axis=0))
-    if len(rows):
-        result[np.ix_(rows, rows)] = _summed_differences(updates, rows.tolist(), torch.float64)
+    rows = np.flatnonzero(near.any(axis=0)).tolist()
+    if rows and few:
+        result[np.ix_(rows, rows)] = _summed_differences(updates, rows, torch.float64)
+    elif rows:
+        result[np.ix_(rows, rows)] = squared_distances(update_products(updates, rows))
     return result
 
 
@@ -67,8 +77,10 @@ def _all_read(updates: Tensor | SentUpdates) -> None:
         updates.all_read()
 
 
-def update_products(updates: Tensor | SentUpdates) -> Array:
-    """(clients x clients): the inner products of the updates, accumulated in float64.
+def update_products(
+    updates: Tensor | SentUpdates, rows: slice | list[int] = slice(None), dtype: torch.dtype = torch.float64
+) -> Array:
+    """(clients x clients): the inner products of the updates, or of some, in `dtype` and accumulated in float64.
 
     >>> update_products(torch.tensor([[1.0, 2.0], [0.0, 3.0]]))
     array([[5., 6.],
@@ -77,14 +89,14 @@ def update_products(updates: Tensor | SentUpdates) -> Array:
     clients, parameters = updates.shape
     if updates.device.type != "cpu":
         size = max(_GPU_CHUNK // clients, 1)
-        chunks = (updates[:, start : start + size].double() for start in range(0, parameters, size))
+        chunks = (updates[rows, start : start + size].double() for start in range(0, parameters, size))
         return np.asarray(sum((chunk @ chunk.T).cpu().numpy() for chunk in chunks))
-    size = max(_CHUNK // clients, _SHORT)
+    size = max(_CHUNK // clients, _SHORT) // dtype.itemsize
 
     def products(start: int) -> Array:
-        rows = updates[:, start : start + size].numpy().astype(np.float64)
+        block = updates[rows, start : start + size].to(dtype).numpy()
         # NumPy sees that a product with oneself is symmetric, and computes one half of it.
-        return np.asarray(rows @ rows.T)
+        return (block @ block.T).astype(np.float64)
 
     summed = np.asarray(sum(in_parallel(products, range(0, parameters, size))))
     _all_read(updates)
