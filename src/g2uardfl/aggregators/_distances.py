@@ -96,7 +96,7 @@ def update_products(
     def products(start: int) -> Array:
         block = updates[rows, start : start + size].to(dtype).numpy()
         # NumPy sees that a product with oneself is symmetric, and computes one half of it.
-        return (block @ block.T).astype(np.float64)
+        return np.asarray(block @ block.T, dtype=np.float64)
 
     summed = np.asarray(sum(in_parallel(products, range(0, parameters, size))))
     _all_read(updates)
