@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
@@ -72,12 +73,17 @@ class SentUpdates:
         self.checks = False
 
     def __getitem__(self, index: tuple[slice | list[int], slice]) -> Tensor:
+        return self.read(index)
+
+    def read(self, index: tuple[slice | list[int], slice], memory: npt.NDArray[Any] | None = None) -> Tensor:
+        """`updates[index]`, in `memory` if that is given: a flat array that is long enough."""
         if self.is_made:
             return self.matrix[index]
         rows = range(len(self))[index[0]] if isinstance(index[0], slice) else index[0]
         start, stop, _ = index[1].indices(self.shape[1])
         subtracted = self._global_vector.numpy()
-        block = np.empty((len(rows), max(stop - start, 0)), subtracted.dtype)
+        shape = len(rows), max(stop - start, 0)
+        block = np.empty(shape, subtracted.dtype) if memory is None else memory[: math.prod(shape)].reshape(shape)
         with np.errstate(over="ignore", invalid="ignore"):
             for columns, arrays in self._arrays:
                 first, last = max(start, columns.start), min(stop, columns.stop)
@@ -163,14 +169,21 @@ def weighted_sum(updates: Tensor | SentUpdates, weights: Tensor) -> Tensor:
     if updates.device.type != "cpu":
         return weights @ (updates if isinstance(updates, Tensor) else updates.matrix)
     result = empty(updates.shape[1], like=updates)
-    first, *others = _groups(updates, weights)
+    groups = [(rows, weights[rows].numpy()) for rows in _groups(updates, weights)]
+    # Fresh memory for every block would take longer than what is done in it.
+    spare: list[npt.NDArray[Any]] = []
 
     def work(start: int) -> None:
         columns = slice(start, start + _WIDE)
+        memory = spare.pop() if spare else np.empty(_ROWS * _WIDE, result.numpy().dtype)
         total = result[columns].numpy()
-        np.matmul(weights[first].numpy(), updates[first, columns].numpy(), out=total)
-        for rows in others:
-            total += weights[rows].numpy() @ updates[rows, columns].numpy()
+        for number, (rows, factors) in enumerate(groups):
+            block = updates[rows, columns] if isinstance(updates, Tensor) else updates.read((rows, columns), memory)
+            if number == 0:
+                np.matmul(factors, block.numpy(), out=total)
+            else:
+                total += factors @ block.numpy()
+        spare.append(memory)
 
     for_each(work, range(0, len(result), _WIDE))
     return result

@@ -196,11 +196,14 @@ class ModelLayout:
         With `step` it is added to `vector` on the way.
         """
         rebuilt: dict[str, Any] = dict.fromkeys(entry.name for entry in self.entries)
+        # Memory comes faster in one piece. Tensors have one each: files of tensors do not like them to share it.
+        whole = None if any(isinstance(value, Tensor) for value in like.values()) else empty(len(vector), like=vector)
 
         def build(entry: Entry) -> None:
             original = like[entry.name]
             if entry.kind == "parameter":
-                value, before = empty(entry.size, like=vector), vector[entry.columns]
+                value = empty(entry.size, like=vector) if whole is None else whole[entry.columns]
+                before = vector[entry.columns]
                 value = value.copy_(before) if step is None else torch.add(before, step[entry.columns], out=value)
                 value = _fit(value, entry.dtype).reshape(entry.shape)
             elif entry.name in buffers:

@@ -25,6 +25,8 @@ class Recorder(Callback):
         """Wrap the defence."""
         if simulation.records:
             raise ConfigError("--record notes a run from its first round on: it cannot begin with a resumed one")
+        # Whatever this needs is found missing now, and not when a long run ends.
+        self._config = simulation.config.to_toml()
         self._recording = Recording(simulation.defense)
         simulation.defense = self._recording
 
@@ -35,7 +37,7 @@ class Recorder(Callback):
         record.tell({one["round"] - first + 1: one["attacking"] for one in rounds})
         record.notes = {
             "malicious": sorted({client for one in rounds for client in one["malicious"]}),
-            "config": simulation.config.to_toml(),
+            "config": self._config,
             "asr": [one["asr"] for one in rounds],
         }
         record.save(self.path / RECORD_FILE)
