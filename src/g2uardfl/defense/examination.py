@@ -7,6 +7,7 @@ accepted updates are. A client's record, its benign score, decides doubtful case
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -22,9 +23,9 @@ from .communities import FEWEST_CLIENTS, Community, find_communities
 from .config import GuardConfig
 from .scoring import Mask
 
-_SMALLEST_SPREAD = 0.35
-"""Lengths and peaks (logarithms) that vary less than this are taken to vary this much: an honest update may well be
-three times as long as others that hardly differ."""
+_SMALLEST_SPREAD, _LONE_SPREAD = 0.2, 0.35
+"""Lengths and peaks (logarithms) that vary less than this are taken to vary this much; the latter for a single update
+of a round that exceeds the usual. Attackers seldom come alone, and an honest update may be thrice as long as usual."""
 _ENOUGH = 20
 """With fewer accepted updates than this to compare with, a round is compared with itself, too."""
 _CHANGED, _FEW_LEFT = 3.0, 0.2
@@ -46,17 +47,23 @@ class Usual:
 
     seen: list[tuple[float, float]] = field(default_factory=list)
 
-    def excess(self, shapes: Array) -> Array:
+    def excess(self, shapes: Array, allowed: float = math.inf) -> Array:
         """For each update how far, in robust standard deviations, its length or peak exceeds the usual.
 
         If almost all of a round exceed it, it is the usual that has changed, and the round is compared with itself.
+        If a single one exceeds it by more than is `allowed`, that counts for less.
         """
         own = shapes[_moving(shapes)]
         if not len(own):
             return np.zeros(len(shapes))
         seen = np.array(self.seen).reshape(-1, 2)
-        beyond = _excess(shapes, seen if len(seen) >= _ENOUGH else np.concatenate([seen, own]))
-        return beyond if np.quantile(beyond, _FEW_LEFT) <= _CHANGED else _excess(shapes, own)
+        reference = seen if len(seen) >= _ENOUGH else np.concatenate([seen, own])
+        if np.quantile(_excess(shapes, reference, _SMALLEST_SPREAD), _FEW_LEFT) > _CHANGED:
+            reference = own
+        beyond = _excess(shapes, reference, _SMALLEST_SPREAD)
+        if np.count_nonzero(beyond > allowed) == 1:
+            return np.where(beyond > allowed, _excess(shapes, reference, _LONE_SPREAD), beyond)
+        return beyond
 
     def length(self, norms: Array) -> float:
         """The length of a usual update: the median over what is remembered, or over `norms` where nothing is."""
@@ -84,9 +91,9 @@ def _moving(shapes: Array) -> Mask:
     return result
 
 
-def _excess(shapes: Array, reference: Array) -> Array:
+def _excess(shapes: Array, reference: Array, smallest_spread: float) -> Array:
     middle, spread = np.array([_middle_and_spread(values) for values in reference.T]).T
-    result: Array = np.max((shapes - middle) / np.maximum(spread, _SMALLEST_SPREAD), axis=1)
+    result: Array = np.max((shapes - middle) / np.maximum(spread, smallest_spread), axis=1)
     return result
 
 

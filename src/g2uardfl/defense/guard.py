@@ -169,7 +169,7 @@ class G2uardFL(Aggregator):
 
     def _judge_agreement(self, clients: tuple[ClientId, ...], shapes: Array, sketches: Sketches) -> Judgement:
         config = self.config
-        excess = self.usual.excess(shapes)
+        excess = self.usual.excess(shapes, config.outlier_excess)
         usual = excess <= config.outlier_excess
         self.window.add(
             self.round, [client for client, one in zip(clients, usual, strict=True) if one], sketches[usual]
