@@ -11,7 +11,6 @@ the model alone: `benchmarks/defense_runs.py --defenses g2uardfl g2uardfl,elimin
 from __future__ import annotations
 
 import argparse
-import re
 import statistics
 from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor
@@ -19,7 +18,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from detectors import without
+from detectors import group_of, without
 
 INGREDIENTS: dict[str, dict[str, Any]] = {
     "all": {},
@@ -69,7 +68,7 @@ def main() -> None:
     with ProcessPoolExecutor(arguments.processes) as pool:
         results = pool.map(judged, [path for _, path in jobs], [INGREDIENTS[name] for name, _ in jobs])
         for (name, path), figures in zip(jobs, results, strict=True):
-            kind = "different" if re.search(r"alpha0", path.name) else "alike"
+            kind = "different" if "α" in group_of(path) else "alike"
             for column, share in figures:
                 found[name, kind, column].append(100 * share)
     heads = [f"{column}, {kind} %" for kind, column in product(("alike", "different"), COLUMNS)]

@@ -175,7 +175,10 @@ def weighted_sum(updates: Tensor | SentUpdates, weights: Tensor) -> Tensor:
 
     def work(start: int) -> None:
         columns = slice(start, start + _WIDE)
-        memory = spare.pop() if spare else np.empty(_ROWS * _WIDE, result.numpy().dtype)
+        try:
+            memory = spare.pop()
+        except IndexError:  # Every thread has its own, and another may have been faster.
+            memory = np.empty(_ROWS * min(_WIDE, len(result)), result.numpy().dtype)
         total = result[columns].numpy()
         for number, (rows, factors) in enumerate(groups):
             block = updates[rows, columns] if isinstance(updates, Tensor) else updates.read((rows, columns), memory)

@@ -58,9 +58,9 @@ class Usual:
             return np.zeros(len(shapes))
         seen = np.array(self.seen).reshape(-1, 2)
         reference = seen if len(seen) >= _ENOUGH else np.concatenate([seen, own])
-        if np.quantile(_excess(shapes, reference, _SMALLEST_SPREAD), _FEW_LEFT) > _CHANGED:
-            reference = own
         beyond = _excess(shapes, reference, _SMALLEST_SPREAD)
+        if np.quantile(beyond, _FEW_LEFT) > _CHANGED:
+            reference, beyond = own, _excess(shapes, own, _SMALLEST_SPREAD)
         if np.count_nonzero(beyond > allowed) == 1:
             return np.where(beyond > allowed, _excess(shapes, reference, _LONE_SPREAD), beyond)
         return beyond
