@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -264,3 +267,34 @@ def test_an_error_in_any_item_reaches_the_caller(threads, wrong):
             for_each(work, range(1000))
     finally:
         torch.set_num_threads(before)
+
+
+def test_work_inside_work_ends_however_many_threads_are_asked_for():
+    done, before = [], torch.get_num_threads()
+    torch.set_num_threads(8)
+    try:
+        # Inside, one thread is all there is, unless somebody asks for more.
+        def outer(item):
+            torch.set_num_threads(8)
+            for_each(lambda inner: done.append((item, inner)), range(20))
+
+        for_each(outer, range(100))
+    finally:
+        torch.set_num_threads(before)
+    assert sorted(done) == [(item, inner) for item in range(100) for inner in range(20)]
+
+
+def test_a_forked_process_has_threads_of_its_own():
+    program = """
+import os, torch
+from g2uardfl.numerics import for_each
+torch.set_num_threads(3)
+done = []
+for_each(done.append, range(100))
+child = os.fork()
+if child == 0:
+    for_each(done.append, range(100))
+    os._exit(0 if len(done) == 200 else 1)
+os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0

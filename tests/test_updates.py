@@ -8,10 +8,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from g2uardfl import updates as updates_module
 from g2uardfl.aggregation import Round
 from g2uardfl.aggregators.fedavg import FedAvg
 from g2uardfl.aggregators.krum import Krum
-from g2uardfl.updates import DoubtfulUpdateError, SentUpdates, weighted_sum
+from g2uardfl.updates import DoubtfulUpdateError, SentUpdates, weighted_mean, weighted_sum
 from g2uardfl.weights import ModelLayout, largest_usable
 
 SHAPES = {"b.weight": (3, 4), "a.weight": (5,), "a.bias": (1,), "c": (2, 2)}
@@ -65,6 +66,59 @@ def test_a_weighted_sum_over_many_clients_and_columns_is_the_plain_one_on_any_nu
         float(w) * (array["w"].astype(np.float64) - model["w"]) for w, array in zip(weights, sent, strict=True)
     )
     np.testing.assert_allclose(found[0].numpy(), expected, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("block", [1, 7, 1 << 21])
+@pytest.mark.parametrize("shares", [[0.5, 0.25, 0.25], [0.0, 0.3, 0.7], [0.0, 0.0, 1.0], [1.0, 0.0, 0.0]])
+def test_a_mean_is_the_plain_one_however_it_is_cut(dtype, block, shares, monkeypatch):
+    monkeypatch.setattr(updates_module, "_LONG", block)
+    model, clients = model_of(0), [model_of(seed, dtype) for seed in (1, 2, 3)]
+    updates = sent_updates(clients, model)
+    found = weighted_mean(updates, np.array(shares))
+    assert not updates.is_made
+    assert found.dtype == torch.float32
+    expected = torch.tensor(shares, dtype=torch.float64) @ expected_of(clients, model).double()
+    np.testing.assert_allclose(found.numpy(), expected, rtol=0, atol=1e-6)
+    assert torch.allclose(weighted_mean(updates.matrix, np.array(shares)), found, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("clients", [3, 10, 11, 100])
+def test_a_mean_of_small_updates_on_large_weights_is_nearly_as_exact_as_weights_can_be_stored(clients):
+    draw = np.random.default_rng(0)
+    model = {"w": (draw.normal(size=10_000) / 2).astype(np.float32)}
+    sent = [{"w": model["w"] + draw.normal(size=10_000, scale=2e-4).astype(np.float32)} for _ in range(clients)]
+    shares = draw.random(clients)
+    shares /= shares.sum()
+    found = model["w"] + weighted_mean(sent_updates(sent, model), shares).numpy()
+    expected = shares @ np.stack([one["w"].astype(np.float64) for one in sent])
+    # Half a unit in the last place of a weight is what storing the result may cost anybody.
+    half = np.spacing(np.abs(model["w"])) / 2
+    assert np.sqrt(np.mean((found - expected) ** 2)) < 1.5 * np.sqrt(np.mean(half**2))
+
+
+@given(shares=st.lists(st.floats(0, 1), min_size=1, max_size=30).filter(lambda numbers: sum(numbers) > 0.1))
+def test_the_mean_of_clients_who_all_send_the_same_is_that_exactly(shares):
+    model, sent = model_of(0), model_of(1)
+    found = weighted_mean(sent_updates([sent] * len(shares), model), np.array(shares) / sum(shares))
+    assert torch.equal(found, sent_updates([sent], model).row(0))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 2e18, 1e30])
+@pytest.mark.parametrize("examples", [0, 10])
+def test_two_clients_whose_nonsense_would_cancel_are_refused_and_nobody_else(bad, examples):
+    model = {"w": np.ones(5, np.float32)}
+    clients = {
+        name: {"w": np.full(5, value, np.float32)} for name, value in (("a", 3), ("b", bad), ("c", 2), ("d", -bad))
+    }
+    result = FedAvg().aggregate(model, clients, {"a": 10, "b": examples, "c": 10, "d": examples})
+    assert {name: verdict.decision for name, verdict in result.verdicts.items()} == {
+        "a": "accepted",
+        "b": "invalid",
+        "c": "accepted",
+        "d": "invalid",
+    }
+    np.testing.assert_array_equal(result.weights["w"], np.full(5, 2.5, np.float32))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])

@@ -21,7 +21,7 @@ from torch import Tensor
 from .numerics import Array, in_parallel, one_thread
 from .settings import NoSettings, build
 from .state_files import SavedState
-from .updates import DoubtfulUpdateError, SentUpdates, weighted_sum
+from .updates import DoubtfulUpdateError, SentUpdates, weighted_mean, weighted_sum
 from .weights import BadWeightsError, ModelLayout, Weights, largest_usable
 
 logger = logging.getLogger("g2uardfl")
@@ -90,6 +90,10 @@ class Round:
         """Σ_i c_i Δw_i, with one coefficient for each client."""
         return weighted_sum(self.sent, torch.from_numpy(coefficients).to(self.global_vector))
 
+    def weighted_mean(self, shares: Array) -> Tensor:
+        """Σ_i s_i Δw_i, faster, for shares that are not negative and sum to 1."""
+        return weighted_mean(self.sent, shares)
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -101,6 +105,8 @@ class Outcome:
     """For each client its share (not negative) in the average of running statistics and counters."""
     verdicts: dict[ClientId, Verdict]
     note: str = ""
+    step_is_spare: bool = False
+    """Whether nobody needs `step` any more, so that the new model may take its memory."""
 
 
 class Aggregator(ABC):
@@ -174,7 +180,7 @@ class Aggregator(ABC):
             return AggregationResult(kept, _in_callers_order(client_weights, invalid), note)
         outcome = self.combine(round_)
         averaged = _average_buffers(buffers, outcome.shares)
-        weights = layout.rebuild(global_weights, round_.global_vector, averaged, outcome.step)
+        weights = layout.rebuild(global_weights, round_.global_vector, averaged, outcome.step, outcome.step_is_spare)
         return AggregationResult(
             weights, _in_callers_order(client_weights, {**outcome.verdicts, **invalid}), outcome.note
         )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -27,6 +28,7 @@ _SAMPLE = 1 << 13
 _CHUNK = 1 << 16
 """How many columns a core multiplies at a time, so that they stay in its cache."""
 _GPU_CHUNK = 1 << 22
+_MOST_THREADS = 64
 _RUNS = 8
 """Into how many runs for each thread work is cut, so that no thread waits long for another at the end."""
 
@@ -218,11 +220,26 @@ def for_each(function: Callable[[Item], object], items: Sequence[Item]) -> None:
             # After an error nobody goes on.
             left.clear()
 
-    with one_thread(), ThreadPoolExecutor(max(threads - 1, 1)) as pool:
-        others = [pool.submit(work) for _ in range(threads - 1)]
-        work()
-        for other in others:
+    with one_thread():
+        others = [_helpers().submit(work) for _ in range(threads - 1)]
+        try:
+            work()
+        finally:
+            # Whoever has not begun by now is not needed; waiting for it, inside another `for_each`, could take forever.
+            begun = [other for other in others if not other.cancel()]
+            wait(begun)
+        for other in begun:
             other.result()
+
+
+@cache
+def _helpers() -> ThreadPoolExecutor:
+    """Threads that are kept, since starting one takes as long as averaging a million numbers."""
+    return ThreadPoolExecutor(_MOST_THREADS, "g2uardfl")
+
+
+# A process that is forked off has none of the threads.
+os.register_at_fork(after_in_child=_helpers.cache_clear)
 
 
 class _Placed(Protocol):

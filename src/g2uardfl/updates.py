@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -19,8 +19,10 @@ _BLOCK = 1 << 19
 """How many numbers of the matrix a core handles at a time, so that they stay close to it."""
 _WIDE = 1 << 17
 _ROWS = 10
-"""How many columns of how many clients are summed at a time. There is so little work for each number that threads which
-come back sooner mostly wait for each other."""
+"""How many columns of how many clients are summed at a time, and how many clients are averaged. There is so little work
+for each number that threads which come back sooner mostly wait for each other."""
+_LONG = 1 << 21
+"""How many numbers of each client in turn are added to the mean, which has to stay in the largest cache meanwhile."""
 _GPU_BLOCK = 1 << 24
 
 Result = TypeVar("Result")
@@ -85,16 +87,71 @@ class SentUpdates:
         shape = len(rows), max(stop - start, 0)
         block = np.empty(shape, subtracted.dtype) if memory is None else memory[: math.prod(shape)].reshape(shape)
         with np.errstate(over="ignore", invalid="ignore"):
-            for columns, arrays in self._arrays:
-                first, last = max(start, columns.start), min(stop, columns.stop)
-                if first < last:
-                    inside, before = slice(first - columns.start, last - columns.start), subtracted[first:last]
-                    for client, row in zip(rows, block[:, first - start : last - start], strict=True):
-                        np.subtract(arrays[client][inside], before, row)
-            numbers = block.reshape(-1)
-            if self.checks and not numbers @ numbers <= self._largest_square * block.shape[1]:
-                raise DoubtfulUpdateError
+            for name, own, inside in self._parts(slice(start, stop)):
+                arrays, before = self._arrays[name], subtracted[own]
+                for client, row in zip(rows, block[:, own.start - start : own.stop - start], strict=True):
+                    np.subtract(arrays[client][inside], before, row)
+            if self.checks:
+                numbers = block.reshape(-1)
+                self._doubt(float(numbers @ numbers), block.shape[1])
         return torch.from_numpy(block)
+
+    @torch.no_grad()
+    def mean(self, shares: npt.NDArray[np.float64]) -> Tensor:
+        """The mean update of all clients, weighted by `shares`, which are not negative and sum to 1.
+
+        It is the mean of what they sent, m <- m + t (w - m) for one after the other, less the global model: with no
+        difference to store it takes half the time of a sum of updates. Ten at a time, so that roundings do not add
+        up: it is nearly as exact as weights can be stored, and where everybody sends the same it is that.
+        """
+        result = empty(self.shape[1], like=self)
+        tens = range(0, len(self), _ROWS)
+        spare = empty(min(_LONG, self.shape[1]), like=self) if len(tens) > 1 else result
+        tens_steps = _steps(np.add.reduceat(shares, tens))
+        for start in range(0, self.shape[1], _LONG):
+            mean, before = result[start : start + _LONG], self._global_vector[start : start + _LONG]
+            squares = float(torch.dot(before, before))
+            for first, step in zip(tens, tens_steps, strict=True):
+                clients = slice(first, first + _ROWS)
+                into = mean if first == 0 else spare[: len(mean)]
+                squares += self._mean_of_few(self._sent[clients], _steps(shares[clients]), start, into)
+                if first > 0:
+                    mean.lerp_(into, step)
+            if self.checks:
+                # (w - g)^2 is at most twice w^2 + g^2.
+                self._doubt(2 * squares, len(mean))
+            mean.sub_(before)
+        return result
+
+    def _mean_of_few(self, sent: Sequence[Weights], steps: Sequence[float], start: int, mean: Tensor) -> float:
+        """Write the mean of the columns from `start` into `mean`; answers with the sum of squares if that is wanted."""
+        parts = [
+            (name, inside, mean[own.start - start : own.stop - start])
+            for name, own, inside in self._parts(slice(start, start + len(mean)))
+        ]
+        squares = []
+        for client, (weights, step) in enumerate(zip(sent, steps, strict=True)):
+            for name, inside, part in parts:
+                numbers = _flat(weights[name])
+                if len(numbers) > len(part):
+                    numbers = numbers[inside]
+                if numbers.dtype != self.dtype:
+                    numbers = numbers.to(self.dtype)
+                part.copy_(numbers) if client == 0 else part.lerp_(numbers, step)
+                if self.checks:
+                    squares.append(torch.dot(numbers, numbers))
+        return float(torch.stack(squares).sum()) if squares else 0.0
+
+    def _parts(self, columns: slice) -> Iterator[tuple[str, slice, slice]]:
+        """The parameters that have some of `columns`: the name, these columns, and where they are in the parameter."""
+        for entry in self._layout.parameters:
+            first, last = max(columns.start, entry.columns.start), min(columns.stop, entry.columns.stop)
+            if first < last:
+                yield entry.name, slice(first, last), slice(first - entry.columns.start, last - entry.columns.start)
+
+    def _doubt(self, squares: float, columns: int) -> None:
+        if not squares <= self._largest_square * columns:
+            raise DoubtfulUpdateError
 
     def row(self, client: int) -> Tensor:
         """The update of one client."""
@@ -115,18 +172,26 @@ class SentUpdates:
         return out
 
     @cached_property
-    def _arrays(self) -> list[tuple[slice, list[npt.NDArray[Any]]]]:
-        """For each parameter its columns, and one flat array from each client."""
-        return [
-            (entry.columns, [_flat(weights[entry.name]) for weights in self._sent]) for entry in self._layout.parameters
-        ]
+    def _arrays(self) -> dict[str, list[npt.NDArray[Any]]]:
+        """For each parameter one flat array from each client."""
+        return {
+            entry.name: [_flat(weights[entry.name]).detach().numpy() for weights in self._sent]
+            for entry in self._layout.parameters
+        }
 
 
-def _flat(value: object) -> npt.NDArray[Any]:
-    tensor = as_tensor(value).cpu().reshape(-1)
-    # NumPy does not know bfloat16.
-    array: npt.NDArray[Any] = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
-    return array
+def _flat(value: object) -> Tensor:
+    tensor = (value if isinstance(value, Tensor) else as_tensor(value)).reshape(-1)
+    if tensor.dtype == torch.bfloat16:  # NumPy does not know it.
+        tensor = tensor.float()
+    return tensor if tensor.is_cpu else tensor.cpu()
+
+
+def _steps(shares: npt.NDArray[np.float64]) -> list[float]:
+    """How far the mean so far has to go towards each one in turn."""
+    so_far = np.cumsum(shares)
+    steps: list[float] = np.divide(shares, so_far, out=np.zeros(len(so_far)), where=so_far > 0).tolist()
+    return steps
 
 
 def each_row(updates: Tensor | SentUpdates, function: Callable[[Tensor], Result]) -> list[Result]:
@@ -166,8 +231,18 @@ def weighted_sum(updates: Tensor | SentUpdates, weights: Tensor) -> Tensor:
     >>> weighted_sum(torch.tensor([[1.0, 2.0], [3.0, 5.0]]), torch.tensor([2.0, -1.0]))
     tensor([-1., -1.])
     """
+    if isinstance(updates, SentUpdates) and not updates.is_made:
+        return _sum_on_the_way(updates, weights)
+    matrix = updates if isinstance(updates, Tensor) else updates.matrix
     if updates.device.type != "cpu":
-        return weights @ (updates if isinstance(updates, Tensor) else updates.matrix)
+        return weights @ matrix
+    result = empty(updates.shape[1], like=updates)
+    np.matmul(weights.numpy(), matrix.numpy(), out=result.numpy())
+    return result
+
+
+def _sum_on_the_way(updates: SentUpdates, weights: Tensor) -> Tensor:
+    """The weighted sum of updates that are read for it alone."""
     result = empty(updates.shape[1], like=updates)
     groups = [(rows, weights[rows].numpy()) for rows in _groups(updates, weights)]
     # Fresh memory for every block would take longer than what is done in it.
@@ -181,21 +256,32 @@ def weighted_sum(updates: Tensor | SentUpdates, weights: Tensor) -> Tensor:
             memory = np.empty(_ROWS * min(_WIDE, len(result)), result.numpy().dtype)
         total = result[columns].numpy()
         for number, (rows, factors) in enumerate(groups):
-            block = updates[rows, columns] if isinstance(updates, Tensor) else updates.read((rows, columns), memory)
+            block = updates.read((rows, columns), memory).numpy()
             if number == 0:
-                np.matmul(factors, block.numpy(), out=total)
+                np.matmul(factors, block, out=total)
             else:
-                total += factors @ block.numpy()
+                total += factors @ block
         spare.append(memory)
 
     for_each(work, range(0, len(result), _WIDE))
     return result
 
 
-def _groups(updates: Tensor | SentUpdates, weights: Tensor) -> list[Any]:
+def _groups(updates: SentUpdates, weights: Tensor) -> list[Any]:
     """Which clients to sum at a time; those without weight are left out where they would be read for nothing."""
     starts = range(0, len(updates), _ROWS)
-    if isinstance(updates, Tensor) or updates.is_made or updates.checks or not weights.any():
+    if updates.checks or not weights.any():
         return [slice(start, start + _ROWS) for start in starts]
     weighed = np.flatnonzero(weights.numpy()).tolist()
     return [weighed[start : start + _ROWS] for start in starts if start < len(weighed)]
+
+
+def weighted_mean(updates: Tensor | SentUpdates, shares: npt.NDArray[np.float64]) -> Tensor:
+    """The sum of the rows of `updates`, each times its share, where shares are not negative and sum to 1.
+
+    >>> weighted_mean(torch.tensor([[1.0, 2.0], [3.0, 5.0]]), np.array([0.5, 0.5]))
+    tensor([2.0000, 3.5000])
+    """
+    if isinstance(updates, SentUpdates) and not updates.is_made:
+        return updates.mean(shares)
+    return weighted_sum(updates, torch.from_numpy(shares).to(updates.device, updates.dtype))

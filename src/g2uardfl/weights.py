@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .numerics import empty, for_each, one_thread
+from .numerics import empty, one_thread
 
 Weights = Mapping[str, Any]
 """An ordered mapping name -> NumPy array or torch tensor."""
@@ -135,9 +135,8 @@ class ModelLayout:
         """The parameters of `weights` as one vector, on the device of the first of them."""
         device = as_tensor(weights[self.parameters[0].name]).device
         vector = empty(self.num_parameters, like=torch.empty(0, dtype=self.dtype, device=device))
-        with one_thread():
-            for entry in self.parameters:
-                vector[entry.columns].copy_(as_tensor(weights[entry.name]).reshape(-1))
+        for entry in self.parameters:
+            vector[entry.columns].copy_(as_tensor(weights[entry.name]).reshape(-1))
         return vector
 
     def subtract(self, weights: Weights, global_vector: Tensor, out: Tensor) -> None:
@@ -189,33 +188,33 @@ class ModelLayout:
         return values
 
     def rebuild(
-        self, like: Weights, vector: Tensor, buffers: Mapping[str, Tensor], step: Tensor | None = None
+        self,
+        like: Weights,
+        vector: Tensor,
+        buffers: Mapping[str, Tensor],
+        step: Tensor | None = None,
+        step_is_spare: bool = False,
     ) -> dict[str, Any]:
         """A model with the parameters of `vector` and the given buffers, in the names, kinds and dtypes of `like`.
 
-        With `step` it is added to `vector` on the way.
+        With `step` it is added to `vector` on the way, in the memory of `step` if that is spare.
         """
-        rebuilt: dict[str, Any] = dict.fromkeys(entry.name for entry in self.entries)
-        # Memory comes faster in one piece. Tensors have one each: files of tensors do not like them to share it.
-        whole = None if any(isinstance(value, Tensor) for value in like.values()) else empty(len(vector), like=vector)
-
-        def build(entry: Entry) -> None:
+        moved = step if step is not None and step_is_spare else empty(len(vector), like=vector)
+        moved = moved.copy_(vector) if step is None else torch.add(vector, step, out=moved)
+        rebuilt: dict[str, Any] = {}
+        for entry in self.entries:
             original = like[entry.name]
             if entry.kind == "parameter":
-                value = empty(entry.size, like=vector) if whole is None else whole[entry.columns]
-                before = vector[entry.columns]
-                value = value.copy_(before) if step is None else torch.add(before, step[entry.columns], out=value)
-                value = _fit(value, entry.dtype).reshape(entry.shape)
+                value = _fit(moved[entry.columns], entry.dtype).reshape(entry.shape)
             elif entry.name in buffers:
                 value = _fit(buffers[entry.name].clone(), entry.dtype)
             else:
                 value = as_tensor(original).clone()
             if isinstance(original, Tensor):
-                rebuilt[entry.name] = value.to(original.device)
+                # Each in memory of its own: files of tensors do not like them to share it.
+                rebuilt[entry.name] = value.to(original.device, copy=entry.kind == "parameter")
             else:
                 rebuilt[entry.name] = value.to("cpu").numpy().astype(original.dtype, copy=False)
-
-        for_each(build, self.entries)
         return rebuilt
 
 

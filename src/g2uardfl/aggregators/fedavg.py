@@ -27,4 +27,4 @@ class FedAvg(Aggregator):
             client: Verdict("accepted", "FedAvg accepts every client whose message can be read.", weight=float(share))
             for client, share in zip(round_.clients, shares, strict=True)
         }
-        return Outcome(round_.weighted_sum(shares), shares, verdicts)
+        return Outcome(round_.weighted_mean(shares), shares, verdicts, step_is_spare=True)
