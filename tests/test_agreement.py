@@ -265,17 +265,36 @@ def literal_agreement(window: Window):
     pairs = [(i, j) for i in range(count) for j in range(count) if window.clients[i] != window.clients[j]]
     for layer in range(layers):
         rest = {(i, j): dot(window.sketches[i, layer], window.sketches[j, layer]) for i, j in pairs}
-        for first in set(window.rounds):
-            for second in set(window.rounds):
-                block = [(i, j) for i, j in pairs if (window.rounds[i], window.rounds[j]) == (first, second)]
-                if block:
-                    middle = statistics.median([rest[pair] for pair in block])
-                    for pair in block:
-                        rest[pair] -= middle
+        common = literal_in_common(window, rest)
+        for i, j in pairs:
+            rest[i, j] -= common[window.rounds[i], window.rounds[j]]
         deviation = 1.4826 * statistics.median([abs(value) for value in rest.values()]) if rest else 0.0
         for (i, j), value in rest.items():
             total[i][j] += min(12.0, max(-6.0, value / max(deviation, 0.01)))
     return np.array(total) / layers
+
+
+def literal_in_common(window: Window, cosines):
+    medians, lowest = {}, {}
+    for first in set(window.rounds):
+        for second in set(window.rounds):
+            block = {p: c for p, c in cosines.items() if (window.rounds[p[0]], window.rounds[p[1]]) == (first, second)}
+            if not block:
+                continue
+            medians[first, second] = statistics.median(block.values())
+            rows = [[c for p, c in block.items() if p[0] == i] for i in {p[0] for p in block}]
+            columns = [[c for p, c in block.items() if p[1] == j] for j in {p[1] for p in block}]
+            of_clients = [statistics.median(values) for values in rows + columns]
+            lowest[first, second] = np.quantile(of_clients, 0.1)
+    if not medians:
+        return {}
+    usual_gap = statistics.median(medians[block] - lowest[block] for block in medians)
+    deviations = [abs(c - medians[window.rounds[i], window.rounds[j]]) for (i, j), c in cosines.items()]
+    spread = 1.4826 * statistics.median(deviations)
+    return {
+        block: lowest[block] + usual_gap if medians[block] - lowest[block] - usual_gap > spread else medians[block]
+        for block in medians
+    }
 
 
 WINDOWS = {
@@ -306,6 +325,31 @@ def test_agreement_is_the_literal_double_loop(rounds, common):
 def test_agreement_of_any_window_is_the_literal_double_loop(rounds, layers, seed, common):
     window = window_of(rounds, layers, seed=seed, common=common)
     np.testing.assert_allclose(agreement(window), literal_agreement(window), atol=2e-4)
+
+
+@pytest.mark.parametrize("attackers", [2, 5, 7, 8])
+@pytest.mark.parametrize("before", [1, 5])
+def test_attackers_agree_and_others_do_not_however_many_attack_in_one_round(attackers, before):
+    rounds = [list(range(10 * number, 10 * number + 10)) for number in range(before + 1)]
+    window = window_of(rounds, layers=2, width=512)
+    poison = np.random.default_rng(1).normal(size=(2, 512)) / math.sqrt(512)
+    attack = np.zeros(len(window.clients), dtype=bool)
+    for number in range(before):
+        attack[10 * number : 10 * number + 3] = True
+    attack[10 * before : 10 * before + attackers] = True
+    window.sketches[attack] += poison.astype(np.float32)
+    window.sketches /= np.linalg.norm(window.sketches, axis=-1, keepdims=True)
+    found = agreement(window)
+    np.testing.assert_allclose(found, literal_agreement(window), atol=2e-4)
+    last = np.arange(len(attack)) >= 10 * before
+    strangers = ~np.eye(len(attack), dtype=bool)
+
+    def mean_of(first, second):
+        return found[np.ix_(first, second)][strangers[np.ix_(first, second)]].mean()
+
+    assert mean_of(last & attack, last & attack) > 1
+    assert mean_of(last & ~attack, last) < 0.5
+    assert mean_of(last & attack, attack) > 1
 
 
 def test_a_client_does_not_agree_with_its_own_past():

@@ -24,6 +24,8 @@ from ..weights import Layer
 
 Sketches = npt.NDArray[np.float32]
 
+_LOWEST = 0.1
+"""Which share of the clients of a round is honest at least, but for very few rounds."""
 _SMALLEST_DEVIATION = 0.01
 """Cosines that vary less than this are taken to vary this much."""
 _LEAST, _MOST = -6.0, 12.0
@@ -120,9 +122,9 @@ class Window:
 def agreement(window: Window) -> Array:
     """(submissions x submissions): the weights of the agreement graph's edges.
 
-    In each layer the median cosine between two rounds is what their clients agree on anyway (early in training that is
-    much) and is taken away; the rest is measured in robust standard deviations, and the layers are averaged. A client
-    is not compared with itself: that it agrees with its own past says nothing.
+    In each layer what the clients of two rounds agree on anyway (early in training that is much) is taken away; the
+    rest is measured in robust standard deviations, and the layers are averaged. A client is not compared with itself:
+    that it agrees with its own past says nothing.
     """
     people = window.people()
     same = people[:, None] == people[None, :]
@@ -132,9 +134,8 @@ def agreement(window: Window) -> Array:
     def in_layer(rows: Tensor) -> Sketches:
         cosines: Sketches = (rows @ rows.T).numpy()
         cosines[same] = np.nan
-        cosines -= _block_medians(cosines, place, sizes)[round_index[:, None], round_index[None, :]]
-        deviation = 1.4826 * float(np.nanmedian(np.abs(cosines))) if not same.all() else 0.0
-        cosines /= max(deviation, _SMALLEST_DEVIATION)
+        cosines -= _in_common(cosines, place, sizes)[round_index[:, None], round_index[None, :]]
+        cosines /= max(_deviation(cosines), _SMALLEST_DEVIATION)
         return np.clip(cosines, _LEAST, _MOST, out=cosines)
 
     layers = torch.from_numpy(window.sketches.transpose(1, 0, 2).copy()).unbind()
@@ -152,20 +153,41 @@ def _places(round_index: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) ->
     return result
 
 
-def _block_medians(
+def _in_common(
     cosines: npt.NDArray[np.float32], place: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.float32]:
-    """(rounds x rounds): the median of the cosines between the clients of two rounds, 0 where there are none."""
+    """(rounds x rounds): what the clients of two rounds agree on anyway, 0 where there are none.
+
+    That is the median cosine, unless attackers are so many in these rounds that it lies between two of them. A client's
+    own median lies there only if it is an attacker, so that the lowest tenth of these is honest. It lies below the
+    median anyway, by about the same everywhere; where it lies deeper by a standard deviation, it is what counts.
+    """
     rounds, seats = len(sizes), int(sizes.max())
     padded = np.full((rounds * seats, rounds * seats), np.nan, dtype=np.float32)
     padded[place[:, None], place[None, :]] = cosines
-    blocks = padded.reshape(rounds, seats, rounds, seats).transpose(0, 2, 1, 3).reshape(rounds, rounds, seats * seats)
-    counts = np.sum(~np.isnan(blocks), axis=-1)
-    ordered = np.sort(blocks, axis=-1)  # what is missing sorts last
+    by_rounds = padded.reshape(rounds, seats, rounds, seats)
+    medians = _quantile(by_rounds.transpose(0, 2, 1, 3).reshape(rounds, rounds, seats * seats), 0.5)
+    of_clients = _quantile(by_rounds, 0.5)
+    of_both = np.concatenate([of_clients.transpose(0, 2, 1), of_clients.transpose(2, 0, 1)], axis=2)
+    lowest = _quantile(of_both, _LOWEST)
+    there = ~np.isnan(medians)
+    lower = lowest + np.median((medians - lowest)[there]) if there.any() else lowest
+    result = np.where(medians - lower > _deviation(by_rounds - medians[:, None, :, None]), lower, medians)
+    return np.where(there, result, np.float32(0))
 
-    def at(rank: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-        values: npt.NDArray[np.float32] = np.take_along_axis(ordered, np.maximum(rank, 0)[..., None], axis=-1)[..., 0]
-        return values
 
-    medians: npt.NDArray[np.float32] = np.where(counts > 0, (at((counts - 1) // 2) + at(counts // 2)) / 2, 0)
-    return medians
+def _deviation(values: npt.NDArray[np.float32]) -> float:
+    """The robust standard deviation of what is there, around 0; 0 if nothing is."""
+    there = np.abs(values[~np.isnan(values)])
+    return 1.4826 * float(np.median(there)) if len(there) else 0.0
+
+
+def _quantile(values: npt.NDArray[np.float32], share: float) -> npt.NDArray[np.float32]:
+    """The quantile along the last axis of what is there, NaN where nothing is; much faster than `numpy.nanquantile`."""
+    ordered = np.sort(values, axis=-1)  # what is missing sorts last
+    position = share * np.maximum(np.sum(~np.isnan(values), axis=-1, keepdims=True) - 1, 0)
+    below = position.astype(np.int64)
+    above = np.ceil(position).astype(np.int64)
+    low, high = np.take_along_axis(ordered, below, axis=-1), np.take_along_axis(ordered, above, axis=-1)
+    result: npt.NDArray[np.float32] = (low + (high - low) * (position - below).astype(np.float32))[..., 0]
+    return result
