@@ -175,6 +175,21 @@ def test_the_usual_length_is_the_median_and_the_limit_what_nine_in_ten_stay_belo
     assert usual.limit(norms) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(
+    ("spread", "count", "unlike"), [(0.4, 200, False), (0.7, 200, False), (1.2, 200, True), (1.2, 19, False)]
+)
+def test_clients_are_unlike_where_the_lengths_of_many_accepted_updates_differ_much(spread, count, unlike):
+    past = shapes_of(0, count, spread=spread)
+    deviation = 1.4826 * statistics.median(abs(x - statistics.median(past[:, 0])) for x in past[:, 0])
+    assert usual_of(past).unlike() == unlike == (deviation > 0.9 and count >= 20)
+
+
+def test_a_quarter_of_the_clients_cannot_make_the_others_look_unlike():
+    past = shapes_of(0, 200, spread=0.4)
+    past[:50, 0] += np.linspace(0, 20, 50)
+    assert not usual_of(past).unlike()
+
+
 def test_before_anything_was_accepted_the_rounds_median_is_usual():
     assert Usual().length(np.array([1.0, 2.0, 6.0])) == 2
     assert Usual().limit(np.array([1.0, 2.0, 6.0])) == 2

@@ -154,7 +154,8 @@ class G2uardFL(Aggregator):
         accepted = judgement.accepted
         coefficients = benign = self._shares(norms, accepted)
         step = round_.weighted_sum(benign)
-        if config.eliminate and judgement.colluding.sum() > 1:
+        # Among clients who are unlike, a community may be honest, and the model would lose what only its members know.
+        if config.eliminate and judgement.colluding.sum() > 1 and not self.usual.unlike():
             away = judgement.colluding / judgement.colluding.sum() - benign
             poison = round_.weighted_sum(away)
             alike = common_cosine(poison, step, norms[judgement.colluding])
