@@ -46,6 +46,8 @@ from .scoring import Mask, ScoreBook, filter_clients, updated_scores
 _KIND = "guard"
 _FEWEST = 3
 """Below this many usable clients there is nothing to compare."""
+_SIGNS = 3
+"""How many rounds have to say, most of them, that a model was poisoned before: a few attackers of one may mislead."""
 _CONVICTED = -0.5
 """Below this benign score a client was taken for an attacker, and has not shown better since."""
 
@@ -94,6 +96,8 @@ class G2uardFL(Aggregator):
         """How far attackers have moved the model before they were recognised, less what was taken out since."""
         self.poison_before = 0.0
         """How far they seem to have moved it before the guard was there."""
+        self.poison_signs: list[float] = []
+        """What the last rounds with attackers said about that, one after the other."""
         self.window = Window(config.window)
         self.usual = Usual()
         self.stage_seconds: dict[str, float] = {}
@@ -200,7 +204,9 @@ class G2uardFL(Aggregator):
         if not poison > 0:
             return 0.0
         usual = self.usual.length(np.array([poison]))
-        self.poison_before = max(self.poison_before, poisoned_before(poison, usual, alike, self.config))
+        self.poison_signs = [*self.poison_signs, poisoned_before(poison, usual, alike, self.config)][-_SIGNS:]
+        if len(self.poison_signs) == _SIGNS:
+            self.poison_before = max(self.poison_before, float(np.median(self.poison_signs)))
         left = self.poison_before + self.poison_left
         length = elimination_length(poison, accepted, usual, left, self.config)
         self.poison_left -= length
@@ -337,6 +343,7 @@ class G2uardFL(Aggregator):
             "usual": self.usual.seen,
             "poison_left": self.poison_left,
             "poison_before": self.poison_before,
+            "poison_signs": self.poison_signs,
         }
         arrays: dict[str, Any] = {
             "edge_strengths": np.array([strength for strength, _ in edges.values()]),
@@ -372,6 +379,7 @@ class G2uardFL(Aggregator):
             self.window.let_in = np.array(values["window_let_in"], dtype=np.float64)
             self.poison_left = float(values["poison_left"])
             self.poison_before = float(values["poison_before"])
+            self.poison_signs = [float(sign) for sign in values["poison_signs"]]
             self.usual.seen = [(length, peak) for length, peak in values["usual"]]
             if "last_global" in arrays:
                 self._last.global_vector = torch.from_numpy(arrays["last_global"])
