@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -58,6 +59,7 @@ class SentUpdates:
         """Whether columns are still checked as they are read."""
         # What the squares may sum to for each column; a quarter of what is usable, since the sum is a rough one.
         self._largest_square = largest_usable(self.dtype) ** 2 / 4 / self.shape[1]
+        self._spare: list[npt.NDArray[Any]] = []
         if self.device.type != "cpu":
             # There the rules' threads would all ask for it at once.
             _ = self.matrix
@@ -75,10 +77,22 @@ class SentUpdates:
         self.checks = False
 
     def __getitem__(self, index: tuple[slice | list[int], slice]) -> Tensor:
-        return self.read(index)
+        return self._read_block(index)
 
-    def read(self, index: tuple[slice | list[int], slice], memory: npt.NDArray[Any] | None = None) -> Tensor:
-        """`updates[index]`, in `memory` if that is given: a flat array that is long enough."""
+    @contextmanager
+    def borrowed(self, index: tuple[slice | list[int], slice]) -> Iterator[Tensor]:
+        """`updates[index]` in memory that the next one gets again: fresh memory may take longer than its use."""
+        try:
+            memory = self._spare.pop()
+        except IndexError:  # Every thread has its own, and another may have been faster.
+            memory = np.empty(0, self._global_vector.numpy().dtype)
+        rows = len(range(len(self))[index[0]]) if isinstance(index[0], slice) else len(index[0])
+        size = rows * len(range(self.shape[1])[index[1]])
+        memory = memory if len(memory) >= size else np.empty(size, memory.dtype)
+        yield self._read_block(index, memory)
+        self._spare.append(memory)
+
+    def _read_block(self, index: tuple[slice | list[int], slice], memory: npt.NDArray[Any] | None = None) -> Tensor:
         if self.is_made:
             return self.matrix[index]
         rows = range(len(self))[index[0]] if isinstance(index[0], slice) else index[0]
@@ -104,8 +118,11 @@ class SentUpdates:
         difference to store it takes half the time of a sum of updates. Ten at a time, so that roundings do not add
         up: it is nearly as exact as weights can be stored, and where everybody sends the same it is that.
         """
+        # Once everything has been checked, clients without a share need not be read.
+        read = range(len(self)) if self.checks else np.flatnonzero(shares).tolist()
+        messages, shares = [self._sent[client] for client in read], shares[read]
         result = empty(self.shape[1], like=self)
-        tens = range(0, len(self), _ROWS)
+        tens = range(0, len(messages), _ROWS)
         spare = empty(min(_LONG, self.shape[1]), like=self) if len(tens) > 1 else result
         tens_steps = _steps(np.add.reduceat(shares, tens))
         for start in range(0, self.shape[1], _LONG):
@@ -114,7 +131,7 @@ class SentUpdates:
             for first, step in zip(tens, tens_steps, strict=True):
                 clients = slice(first, first + _ROWS)
                 into = mean if first == 0 else spare[: len(mean)]
-                squares += self._mean_of_few(self._sent[clients], _steps(shares[clients]), start, into)
+                squares += self._mean_of_few(messages[clients], _steps(shares[clients]), start, into)
                 if first > 0:
                     mean.lerp_(into, step)
             if self.checks:
@@ -178,6 +195,16 @@ class SentUpdates:
             entry.name: [_flat(weights[entry.name]).detach().numpy() for weights in self._sent]
             for entry in self._layout.parameters
         }
+
+
+@contextmanager
+def borrowed(updates: Tensor | SentUpdates, index: tuple[slice | list[int], slice]) -> Iterator[Tensor]:
+    """`updates[index]` for a while: whoever reads further has to have done with it."""
+    if isinstance(updates, Tensor) or updates.is_made:
+        yield updates[index]
+    else:
+        with updates.borrowed(index) as block:
+            yield block
 
 
 def _flat(value: object) -> Tensor:
@@ -245,23 +272,16 @@ def _sum_on_the_way(updates: SentUpdates, weights: Tensor) -> Tensor:
     """The weighted sum of updates that are read for it alone."""
     result = empty(updates.shape[1], like=updates)
     groups = [(rows, weights[rows].numpy()) for rows in _groups(updates, weights)]
-    # Fresh memory for every block would take longer than what is done in it.
-    spare: list[npt.NDArray[Any]] = []
 
     def work(start: int) -> None:
         columns = slice(start, start + _WIDE)
-        try:
-            memory = spare.pop()
-        except IndexError:  # Every thread has its own, and another may have been faster.
-            memory = np.empty(_ROWS * min(_WIDE, len(result)), result.numpy().dtype)
         total = result[columns].numpy()
         for number, (rows, factors) in enumerate(groups):
-            block = updates.read((rows, columns), memory).numpy()
-            if number == 0:
-                np.matmul(factors, block, out=total)
-            else:
-                total += factors @ block
-        spare.append(memory)
+            with updates.borrowed((rows, columns)) as block:
+                if number == 0:
+                    np.matmul(factors, block.numpy(), out=total)
+                else:
+                    total += factors @ block.numpy()
 
     for_each(work, range(0, len(result), _WIDE))
     return result

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from ..numerics import Array, for_each, in_parallel
-from ..updates import SentUpdates
+from ..updates import SentUpdates, borrowed
 
-_CHUNK = 1 << 21
+_CHUNK = 1 << 22
 """How many bytes a core multiplies at a time, so that they stay close to it."""
 _SHORT = 1 << 15
 """No fewer bytes of a client than this at a time, so that there is something to multiply."""
@@ -94,9 +94,10 @@ def update_products(
     size = max(_CHUNK // clients, _SHORT) // dtype.itemsize
 
     def products(start: int) -> Array:
-        block = updates[rows, start : start + size].to(dtype).numpy()
-        # NumPy sees that a product with oneself is symmetric, and computes one half of it.
-        return np.asarray(block @ block.T, dtype=np.float64)
+        with borrowed(updates, (rows, slice(start, start + size))) as block:
+            numbers = block.to(dtype).numpy()
+            # NumPy sees that a product with oneself is symmetric, and computes one half of it.
+            return np.asarray(numbers @ numbers.T, dtype=np.float64)
 
     summed = np.asarray(sum(in_parallel(products, range(0, parameters, size))))
     _all_read(updates)

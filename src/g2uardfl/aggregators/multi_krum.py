@@ -59,4 +59,5 @@ class MultiKrum(Aggregator):
         selected = np.argsort(scores, kind="stable")[:kept]
         shares = np.zeros(clients)
         shares[selected] = sample_shares(round_.num_examples[selected])
-        return Outcome(round_.weighted_sum(shares), shares, krum_verdicts(round_, scores, shares, kept), note)
+        verdicts = krum_verdicts(round_, scores, shares, kept)
+        return Outcome(round_.weighted_mean(shares), shares, verdicts, note, step_is_spare=True)
