@@ -74,6 +74,10 @@ FLOWER: dict[str, tuple[Callable[[Any, int, int], Any], float]] = {
 """Flower's strategy, and how many matrices it needs."""
 
 
+_MOST_TURNS, _SECONDS = 40, 8.0
+"""Turns are repeated up to this often, but no more once they have taken this long: what takes milliseconds is noisy."""
+
+
 @dataclass
 class Contestant:
     """Something to time: `prepare` makes, untimed, the call that is timed."""
@@ -213,14 +217,17 @@ def theirs_flower(peer: ModuleType, name: str, malicious: int, matrix: np.ndarra
 
 
 def compare(address: str, matrix: np.ndarray, peers: Peers, repeats: int, clock: Callable[[], float]) -> str:
-    """One line of the table."""
+    """One line of the table: at least `repeats` turns, and more while they are short."""
     name = aggregators.find(address).name
     malicious = (len(matrix) - 3) // 5 if name == "bulyan" else len(matrix) // 5
     rule, whole = ours(address, malicious, matrix)
     from_byzfl = theirs_byzfl(peers[0], name, malicious, matrix) if peers[0] and name in BYZFL else []
     from_flower = theirs_flower(peers[1], name, malicious, matrix) if peers[1] and name in FLOWER else [None, None]
     contestants = [one for one in (rule, *from_byzfl, whole, *from_flower) if one is not None]
-    for number in range(repeats):
+    began = time.perf_counter()
+    for number in range(max(repeats, _MOST_TURNS)):
+        if number >= repeats and time.perf_counter() - began > _SECONDS:
+            break
         # From another one each time, and back: whoever comes behind a large one finds cold caches.
         first = number % len(contestants)
         order = contestants[first:] + contestants[:first]
@@ -258,7 +265,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[10, 100])
     parser.add_argument("--parameters", type=int, nargs="+", default=[1_200_000, 10_000_000])
     parser.add_argument("--only", metavar="NAME", nargs="+", default=aggregators.names())
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=3, help="at least; short ones are repeated more often")
     parser.add_argument("--one-thread", action="store_true", help="count the processor time of a single thread")
     arguments = parser.parse_args()
     peers = byzfl(), flower()
@@ -272,7 +279,7 @@ def main() -> None:
         torch.set_num_threads(1)
         threadpool_limits(1)
     unit = "processor seconds" if arguments.one_thread else "seconds"
-    print(f"{torch.get_num_threads()} threads, {unit}, best of {arguments.repeats}")
+    print(f"{torch.get_num_threads()} threads, {unit}, best of at least {arguments.repeats}")
     for parameters in arguments.parameters:
         for clients in arguments.clients:
             title = f"{clients} clients x {parameters:,} parameters"
