@@ -15,8 +15,8 @@ Like is compared with like:
 Everybody tolerates a fifth of the clients (Bulyan a fifth of n - 3), and RFA makes byzfl's three iterations. Rules take
 turns in one process, two calls each of which the second is timed, and the best of the repetitions counts. A ratio above
 1 says how many times faster ours is. What would not fit into the free memory is left out, and so is a peer that is not
-installed. On a machine that is
-busy with other things, `--one-thread` counts the processor time of a single thread instead of seconds on the clock.
+installed. On a machine that is busy with other things, `--one-thread` counts the processor time of a single thread
+instead of seconds on the clock.
 """
 
 from __future__ import annotations

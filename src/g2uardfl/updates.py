@@ -127,7 +127,7 @@ class SentUpdates:
         tens_steps = _steps(np.add.reduceat(shares, tens))
         for start in range(0, self.shape[1], _LONG):
             mean, before = result[start : start + _LONG], self._global_vector[start : start + _LONG]
-            squares = float(torch.dot(before, before))
+            squares = float(torch.dot(before, before)) if self.checks else 0.0
             for first, step in zip(tens, tens_steps, strict=True):
                 clients = slice(first, first + _ROWS)
                 into = mean if first == 0 else spare[: len(mean)]
