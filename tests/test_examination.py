@@ -25,6 +25,7 @@ from g2uardfl.defense.examination import (
     moved_scores,
     poisoned_before,
     suspected,
+    twins_of,
     update_shapes,
 )
 
@@ -446,6 +447,33 @@ def examined(window, excess) -> Examination:
 
 def noise(count, seed, layers=2, width=512):
     return np.random.default_rng(seed).normal(size=(count, layers, width))
+
+
+def in_pairs(*pairs, count=6):
+    """The agreement graph of a round in which only these pairs of clients agree."""
+    graph = np.zeros((count, count))
+    for first, second in pairs:
+        graph[first, second] = graph[second, first] = 5.0
+    return graph
+
+
+def test_twins_are_those_who_agree_with_another_client_of_the_round():
+    nobody = np.zeros(6, dtype=bool)
+    assert twins_of(in_pairs((1, 4)), nobody, least=4.0) == [None, 4, None, None, 1, None]
+    assert twins_of(in_pairs((1, 4)), nobody, least=6.0) == [None] * 6
+
+
+def test_most_of_a_round_are_not_twins_for_it_is_the_honest_who_learn_the_same():
+    nobody = np.zeros(6, dtype=bool)
+    three, four = in_pairs((0, 1), (1, 2)), in_pairs((0, 1), (2, 3))
+    assert twins_of(three, nobody, least=4.0) == [1, 0, 1, None, None, None]
+    assert twins_of(four, nobody, least=4.0) == [None] * 6
+
+
+def test_clients_with_a_bad_record_do_not_make_a_majority():
+    convicted = np.array([True, True, False, False, False, False])
+    assert twins_of(in_pairs((0, 1), (2, 3)), convicted, least=4.0) == [1, 0, 3, 2, None, None]
+    assert twins_of(in_pairs((0, 1)), np.ones(6, dtype=bool), least=4.0) == [1, 0, None, None, None, None]
 
 
 def test_the_examination_looks_at_the_last_round_and_marks_the_whole_window():

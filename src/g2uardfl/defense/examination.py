@@ -179,17 +179,30 @@ def examine(window: Window, convicted: Mask, usual: Mask, excess: Array, config:
         graph, people = agreement(window), window.people()
         communities = find_communities(graph, people, config.least_evidence, config.least_lead, convicted)
         rows = np.flatnonzero(usual)
-        for submission, row in enumerate(rows, start=len(graph) - len(rows)):
-            others = graph[submission, -len(rows) :]
-            if others.max() > config.twin_agreement:
-                twins[row], suspicion[row] = int(rows[np.argmax(others)]), 1.0
+        here = slice(-len(rows), None)
+        other = twins_of(graph[here, here], convicted[here], config.twin_agreement)
+        for place, row in enumerate(rows):
+            if other[place] is not None:
+                twins[row], suspicion[row] = int(rows[other[place]]), 1.0
             for one in communities:
-                suspicion[row] = max(suspicion[row], float(one.belonging[submission]))
-                if community[row] is None and one.members[submission]:
+                suspicion[row] = max(suspicion[row], float(one.belonging[here][place]))
+                if community[row] is None and one.members[here][place]:
                     community[row] = one
         for one in communities:
             members |= one.members
     return Examination(suspicion, community, twins, excess, communities, members, known=len(set(window.clients)))
+
+
+def twins_of(graph: Array, convicted: Mask, least: float) -> list[int | None]:
+    """For each client of a round the one it agrees with most, if by more than `least`.
+
+    Nobody has one if most of the clients without a bad record would: it is the honest majority then that learns the
+    same, as it does early in training.
+    """
+    agrees = graph.max(axis=1) > least
+    if 2 * np.count_nonzero(agrees & ~convicted) > np.count_nonzero(~convicted):
+        return [None] * len(graph)
+    return [int(other) if one else None for one, other in zip(agrees, graph.argmax(axis=1), strict=True)]
 
 
 def suspected(suspicion: Array, scores: Array, record_weight: float) -> Mask:
