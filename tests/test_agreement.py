@@ -192,7 +192,7 @@ def test_the_window_keeps_the_last_whole_rounds_that_fit_and_always_the_current(
     for number, size in enumerate(sizes, start=1):
         clients = [f"{number}-{row}" for row in range(size)]
         window.add(number, clients, numbered(number, size))
-        window.let_in[-size:] = [100.0 * number + row for row in range(size)]
+        window.note_accepted(np.arange(size) % 2 == number % 2)
         past.append((number, clients))
         # The obvious second computation: from the current round backwards, as long as there is room.
         kept, room = [past[-1]], limit - size
@@ -205,39 +205,23 @@ def test_the_window_keeps_the_last_whole_rounds_that_fit_and_always_the_current(
         assert window.rounds == [number for number, names in kept for _ in names]
         expected = [100.0 * number + row for number, names in kept for row in range(len(names))]
         assert window.sketches[:, 0, 0].tolist() == expected
-        assert window.let_in.tolist() == expected
+        accepted = [row % 2 == number % 2 for number, names in kept for row in range(len(names))]
+        assert window.accepted.tolist() == accepted
 
 
-def test_a_new_round_has_let_nothing_in():
+def test_who_was_accepted_is_noted_for_the_rounds_own_submissions_alone():
     window = Window(10)
     window.add(1, ["a", "b"], numbered(1, 2))
-    window.let_in[:] = 3
+    window.note_accepted(np.array([True, False]))
     window.add(2, ["c"], numbered(2, 1))
-    assert window.let_in.tolist() == [3, 3, 0]
-
-
-def test_what_a_round_let_in_is_noted_for_its_own_submissions_alone():
-    window = Window(10)
-    window.add(1, ["a", "b"], numbered(1, 2))
-    window.note_let_in(np.array([1.0, 2.0]))
-    window.add(2, ["c"], numbered(2, 1))
-    window.note_let_in(np.array([4.0]))
-    assert window.let_in.tolist() == [1, 2, 4]
+    assert window.accepted.tolist() == [True, False, False]
+    window.note_accepted(np.array([True]))
+    assert window.accepted.tolist() == [True, False, True]
     # Of a round of nothing but outliers there is nothing to note.
     window.add(3, [], numbered(3, 0).reshape(0, 1, 1))
-    window.note_let_in(np.zeros(0))
-    assert window.let_in.tolist() == [1, 2, 4]
+    window.note_accepted(np.zeros(0, dtype=bool))
+    assert window.accepted.tolist() == [True, False, True]
     assert window.clients == ["a", "b", "c"]
-
-
-def test_what_was_let_in_is_taken_back_once():
-    window = Window(10)
-    window.add(1, ["a", "b", "c"], numbered(1, 3))
-    window.let_in[:] = [1.0, 2.0, 4.0]
-    assert window.take_back(np.array([True, False, True])) == 5.0
-    assert window.let_in.tolist() == [0, 2, 0]
-    assert window.take_back(np.array([True, True, True])) == 2.0
-    assert window.take_back(np.array([True, True, True])) == 0.0
 
 
 def test_clients_are_numbered_as_they_first_appear():

@@ -208,7 +208,16 @@ def test_a_saved_guard_goes_on_bit_for_bit(attacked, when, tmp_path):
 
 @pytest.mark.parametrize(
     "name",
-    ["window_clients", "window_rounds", "window_let_in", "usual", "poison_left", "poison_before", "poison_signs"],
+    [
+        "window_clients",
+        "window_rounds",
+        "window_accepted",
+        "step_rounds",
+        "usual",
+        "poison_before",
+        "taken_out",
+        "poison_signs",
+    ],
 )
 def test_a_state_that_lacks_something_is_one_clear_error(attacked, name):
     state = attacked[0].state()
@@ -347,8 +356,6 @@ class Compared:
     without: AggregationResult
     usual: float
     """The length of a usual update."""
-    left: float
-    """What it still has to take out."""
 
     @property
     def accepted(self):
@@ -371,13 +378,14 @@ class Compared:
 
 @cache
 def side_by_side(**settings):
+    settings = {"undo": False, **settings}
     eliminating, plain, model = G2uardFL(**settings), G2uardFL(eliminate=False, **settings), first_model()
     rounds = []
     for number in range(1, 13):
         sent = messages(model, 0, number, selected(0, number))
         both = eliminating.aggregate(model, sent), plain.aggregate(model, sent)
         usual = math.exp(statistics.median(length for length, _ in eliminating.usual.seen))
-        rounds.append(Compared(model, sent, *both, usual, eliminating.poison_left))
+        rounds.append(Compared(model, sent, *both, usual))
         model = both[0].weights
     return rounds
 
@@ -407,7 +415,7 @@ def test_elimination_moves_away_from_the_malicious_mean_and_no_further_than_its_
 
 
 def test_the_elimination_is_as_long_as_the_formula_says():
-    left, before, signs, checked = 0.0, 0.0, [], 0
+    before, taken_out, signs, checked = 0.0, 0.0, [], 0
     for one in side_by_side():
         if len(one.colluding) > 1:
             lengths = [np.linalg.norm(flat(one.sent[client]) - flat(one.model)) for client in one.colluding]
@@ -416,50 +424,72 @@ def test_the_elimination_is_as_long_as_the_formula_says():
             signs.append(20 * usual * max(0, 1 - alike / 0.6) * max(0, 1 - poison / usual / 3))
             if len(signs) >= 3:
                 before = max(before, sorted(signs[-3:])[1])
-            allowed = left + before + 3 * max(0, min(poison, usual - poison))
+            allowed = before - taken_out + 3 * max(0, min(poison, usual - poison))
             wanted = 0.5 * max(0, 1 - poison / usual / 8) * min(poison, usual)
             expected = max(0, min(wanted, 2 * accepted, allowed))
             assert np.linalg.norm(one.away) == pytest.approx(expected, rel=0.02, abs=1e-5)
             for client in one.colluding:
                 weight = one.result.verdicts[client].weight
                 assert weight == pytest.approx(-expected / poison / len(one.colluding), rel=0.02, abs=1e-5)
+            taken_out += expected
             checked += expected > 0.01
-        left = one.left
     assert checked >= 3
 
 
 def test_elimination_ends_where_nothing_is_left_to_take_out():
     rounds = side_by_side(elimination_allowance=0.0, elimination_rate=1.0)
     pulls = [(np.linalg.norm(one.poison), one.usual) for one in rounds if one.colluding]
-    # Beyond what attackers brought in, no more than three of their own steps.
-    assert min(one.left for one in rounds) >= -3.03 * max(0, *(min(pull, usual - pull) for pull, usual in pulls))
-    assert sum(np.linalg.norm(one.away) for one in rounds) > 0
+    # No more than three of the attackers' own steps.
+    longest = max(min(pull, usual - pull) for pull, usual in pulls)
+    assert 0 < sum(np.linalg.norm(one.away) for one in rounds) <= 3.03 * longest
 
 
-def test_poison_that_was_let_in_is_taken_back_once_its_senders_are_recognised():
-    guard, model, let_in = G2uardFL(eliminate=False), first_model(), 0.0
-    # Two are no community; three more give all away.
-    for number, attackers in enumerate([[0], [1], [2, 3, 4]], start=1):
-        sent = messages(model, 4, number, [*attackers, *range(10 * number, 10 * number + 9)])
-        result = guard.aggregate(model, sent)
-        if number < 3:
-            [client] = attackers
-            assert result.verdicts[client].decision == "accepted"
-            let_in += result.verdicts[client].weight * np.linalg.norm(flat(sent[client]) - flat(model))
-            assert guard.poison_left == 0
-        model = result.weights
-    assert {client for client, verdict in result.verdicts.items() if verdict.refused} == {2, 3, 4}
-    assert guard.poison_left == pytest.approx(let_in, rel=1e-4)
+def recognised_in_round_3(guard, rounds=3):
+    """The models before and after each round, and the results: two attackers are no community, three more are."""
+    models, results = [first_model()], []
+    for number, attackers in enumerate([[0], [1], [2, 3, 4], [5, 6]][:rounds], start=1):
+        sent = messages(models[-1], 4, number, [*attackers, *range(10 * number, 10 * number + 9)])
+        results.append(guard.aggregate(models[-1], sent))
+        models.append(results[-1].weights)
+    return models, results
 
 
-def test_poison_is_taken_back_only_once():
-    guard, model, left = G2uardFL(eliminate=False), first_model(), []
-    for number, attackers in enumerate([[0], [1], [2, 3, 4], [5, 6]], start=1):
-        sent = messages(model, 4, number, [*attackers, *range(10 * number, 10 * number + 9)])
-        model = guard.aggregate(model, sent).weights
-        left.append(guard.poison_left)
-    assert left[2] > 0
-    assert left[3] == left[2]
+def test_rounds_in_which_attackers_were_accepted_are_undone_once_these_are_recognised():
+    models, results = recognised_in_round_3(G2uardFL(eliminate=False))
+    without, _ = recognised_in_round_3(G2uardFL(eliminate=False, undo=False))
+    assert [[client for client, verdict in one.verdicts.items() if verdict.refused] for one in results] == [
+        [],
+        [],
+        [2, 3, 4],
+    ]
+    assert same(models[2], without[2])
+    # The first two steps are gone, and the third remains; half precision leaves a little.
+    expected = flat(models[0]) + flat(without[3]) - flat(without[2])
+    assert np.linalg.norm(flat(models[3]) - expected) < 0.01 * np.linalg.norm(flat(models[2]) - flat(models[0]))
+    assert np.linalg.norm(flat(models[2]) - flat(models[0])) > 0.1
+    assert [one.note for one in results] == [
+        "",
+        "",
+        "Rounds 1, 2 were undone: attackers had been accepted who are recognised now.",
+    ]
+
+
+def test_a_round_is_undone_only_once():
+    models, results = recognised_in_round_3(G2uardFL(eliminate=False), rounds=4)
+    accepted = [flat(messages(models[3], 4, 4, [client])[client]) for client in range(40, 49)]
+    moved = flat(models[4]) - flat(models[3])
+    assert np.linalg.norm(moved) <= 1.01 * np.linalg.norm(np.mean(accepted, axis=0) - flat(models[3]))
+    assert results[3].note == ""
+
+
+def test_a_guard_that_was_saved_can_still_undo(tmp_path):
+    guard, (models, results) = G2uardFL(), recognised_in_round_3(G2uardFL())
+    recognised_in_round_3(guard, rounds=2)
+    guard.save(tmp_path / "guard.npz")
+    sent = messages(models[2], 4, 3, [2, 3, 4, *range(30, 39)])
+    resumed = G2uardFL.load(tmp_path / "guard.npz").aggregate(models[2], sent)
+    assert resumed.note == results[2].note != ""
+    assert same(resumed.weights, models[3])
 
 
 def test_torch_models_are_judged_as_numpy_models_are(attacked):

@@ -84,8 +84,8 @@ class Window:
     clients: list[ClientId] = field(default_factory=list)
     rounds: list[int] = field(default_factory=list)
     sketches: Sketches = field(default_factory=lambda: np.zeros((0, 0, 0), dtype=np.float32))
-    let_in: Array = field(default_factory=lambda: np.zeros(0))
-    """How far each submission has moved the global model."""
+    accepted: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=bool))
+    """Which submissions were accepted."""
 
     def add(self, number: int, clients: Sequence[ClientId], sketches: Sketches) -> None:
         """Take in round `number` and forget the oldest rounds that no longer fit."""
@@ -94,24 +94,18 @@ class Window:
         self.clients += clients
         self.rounds += [number] * len(clients)
         self.sketches = np.concatenate([self.sketches, sketches]) if len(self.sketches) else sketches
-        self.let_in = np.concatenate([self.let_in, np.zeros(len(clients))])
+        self.accepted = np.concatenate([self.accepted, np.zeros(len(clients), dtype=bool)])
         surplus = len(self.clients) - max(self.limit, len(clients))
         if surplus > 0:
             oldest_kept = self.rounds[surplus - 1] + 1
             first = next(row for row, round_ in enumerate(self.rounds) if round_ >= oldest_kept)
             self.clients, self.rounds = self.clients[first:], self.rounds[first:]
-            self.sketches, self.let_in = self.sketches[first:], self.let_in[first:]
+            self.sketches, self.accepted = self.sketches[first:], self.accepted[first:]
 
-    def note_let_in(self, moved: Array) -> None:
-        """Note how far the last submissions have moved the model."""
-        if len(moved):
-            self.let_in[-len(moved) :] = moved
-
-    def take_back(self, malicious: npt.NDArray[np.bool_]) -> float:
-        """How far the submissions in `malicious` have moved the model; they are not asked again."""
-        moved = float(self.let_in[malicious].sum())
-        self.let_in[malicious] = 0.0
-        return moved
+    def note_accepted(self, accepted: npt.NDArray[np.bool_]) -> None:
+        """Note which of the last submissions were accepted."""
+        if len(accepted):
+            self.accepted[-len(accepted) :] = accepted
 
     def people(self) -> npt.NDArray[np.int64]:
         """For each submission the number of its client, counted from 0."""

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +43,7 @@ from .observation import Observation
 from .reasons import explain
 from .relations import adjacency
 from .scoring import Mask, ScoreBook, filter_clients, updated_scores
+from .undoing import Block, Steps
 
 _KIND = "guard"
 _FEWEST = 3
@@ -92,10 +94,11 @@ class G2uardFL(Aggregator):
         """The running mean of median update norms (n)."""
         self.graph = GraphMemory(config.fade_absent, config.memory_limit)
         self.scores = ScoreBook(config.seed, config.score_init, normalise=config.score_update == "printed")
-        self.poison_left = 0.0
-        """How far attackers have moved the model before they were recognised, less what was taken out since."""
+        self.steps = Steps()
         self.poison_before = 0.0
-        """How far they seem to have moved it before the guard was there."""
+        """How far attackers seem to have moved the model before the guard was there."""
+        self.taken_out = 0.0
+        """How far it was moved back since."""
         self.poison_signs: list[float] = []
         """What the last rounds with attackers said about that, one after the other."""
         self.window = Window(config.window)
@@ -157,7 +160,7 @@ class G2uardFL(Aggregator):
 
         accepted = judgement.accepted
         coefficients = benign = self._shares(norms, accepted)
-        step = round_.weighted_sum(benign)
+        step = own = round_.weighted_sum(benign)
         # Among clients who are unlike, a community may be honest, and the model would lose what only its members know.
         if config.eliminate and judgement.colluding.sum() > 1 and not self.usual.unlike():
             away = judgement.colluding / judgement.colluding.sum() - benign
@@ -165,12 +168,20 @@ class G2uardFL(Aggregator):
             alike = common_cosine(poison, step, norms[judgement.colluding])
             factor = self._elimination(_norm(poison), _norm(step), alike)
             step, coefficients = step - factor * poison, benign - factor * away
-        usual = judgement.examination.excess <= config.outlier_excess
-        self.window.note_let_in((benign * norms)[usual])
+        undone = self._undone(judgement.examination.members) if config.undo else []
+        for block in undone:
+            step = step - block.step.to(step)
+        if config.undo:
+            self.steps.add(self.round, own)
         verdicts = explain_examination(clients, judgement, coefficients, config)
         clock.lap("aggregation")
-        note = "" if accepted.any() else "Every client was refused: the global model was kept."
-        return Outcome(step, benign, verdicts, note)
+        return Outcome(step, benign, verdicts, _note(undone, accepted))
+
+    def _undone(self, malicious: Mask) -> list[Block]:
+        """The rounds in which submissions that are malicious, as is known by now, were accepted."""
+        rounds = np.array(self.window.rounds, dtype=np.int64)
+        self.steps.forget(before=int(rounds.min(initial=self.round)))
+        return self.steps.take(rounds[malicious & self.window.accepted].tolist())
 
     def _judge_agreement(self, clients: tuple[ClientId, ...], shapes: Array, sketches: Sketches) -> Judgement:
         config = self.config
@@ -189,7 +200,7 @@ class G2uardFL(Aggregator):
         )
         after = self.scores.write(clients, moved, self.round)
         self.usual.add(shapes[accepted])
-        self.poison_left += self.window.take_back(examination.members)
+        self.window.note_accepted(accepted[usual])
         return Judgement(examination, malicious, accepted, after)
 
     def _shares(self, norms: Array, accepted: Mask) -> Array:
@@ -207,9 +218,8 @@ class G2uardFL(Aggregator):
         self.poison_signs = [*self.poison_signs, poisoned_before(poison, usual, alike, self.config)][-_SIGNS:]
         if len(self.poison_signs) == _SIGNS:
             self.poison_before = max(self.poison_before, float(np.median(self.poison_signs)))
-        left = self.poison_before + self.poison_left
-        length = elimination_length(poison, accepted, usual, left, self.config)
-        self.poison_left -= length
+        length = elimination_length(poison, accepted, usual, self.poison_before - self.taken_out, self.config)
+        self.taken_out += length
         return length / poison
 
     def _printed(self, round_: Round, clock: _StageClock) -> Outcome:
@@ -339,16 +349,20 @@ class G2uardFL(Aggregator):
             "last_clients": list(self._last.rows),
             "window_clients": self.window.clients,
             "window_rounds": self.window.rounds,
-            "window_let_in": self.window.let_in.tolist(),
+            "window_accepted": self.window.accepted.tolist(),
+            "step_rounds": [list(block.rounds) for block in self.steps.blocks],
             "usual": self.usual.seen,
-            "poison_left": self.poison_left,
             "poison_before": self.poison_before,
+            "taken_out": self.taken_out,
             "poison_signs": self.poison_signs,
         }
         arrays: dict[str, Any] = {
             "edge_strengths": np.array([strength for strength, _ in edges.values()]),
             "window_sketches": self.window.sketches,
         }
+        if self.steps.blocks:
+            steps = torch.stack([block.step for block in self.steps.blocks])
+            arrays["steps"] = steps.view(torch.int16).cpu().numpy()  # NumPy has no bfloat16
         if rows:
             arrays["row_attributes"] = np.stack([row for row, _ in rows.values()])
         if self._last.global_vector is not None and self._last.updates is not None:
@@ -376,9 +390,14 @@ class G2uardFL(Aggregator):
                 )
             self.window.clients, self.window.rounds = list(values["window_clients"]), list(values["window_rounds"])
             self.window.sketches = arrays["window_sketches"]
-            self.window.let_in = np.array(values["window_let_in"], dtype=np.float64)
-            self.poison_left = float(values["poison_left"])
+            self.window.accepted = np.array(values["window_accepted"], dtype=bool)
+            if values["step_rounds"]:
+                steps = torch.from_numpy(arrays["steps"]).view(torch.bfloat16)
+                self.steps.blocks = [
+                    Block(tuple(rounds), step) for rounds, step in zip(values["step_rounds"], steps, strict=True)
+                ]
             self.poison_before = float(values["poison_before"])
+            self.taken_out = float(values["taken_out"])
             self.poison_signs = [float(sign) for sign in values["poison_signs"]]
             self.usual.seen = [(length, peak) for length, peak in values["usual"]]
             if "last_global" in arrays:
@@ -400,6 +419,20 @@ class G2uardFL(Aggregator):
         guard = cls()
         guard.restore(read_state(path, _KIND))
         return guard
+
+
+def _note(undone: Sequence[Block], accepted: Mask) -> str:
+    """What there is to say about a round as a whole."""
+    sentences = []
+    if undone:
+        rounds = sorted(number for block in undone for number in block.rounds)
+        which = f"Round {rounds[0]} was" if len(rounds) == 1 else f"Rounds {', '.join(map(str, rounds))} were"
+        sentences.append(f"{which} undone: attackers had been accepted who are recognised now.")
+    if not accepted.any():
+        sentences.append(
+            "Every client was refused: " + ("nothing new came in." if undone else "the global model was kept.")
+        )
+    return " ".join(sentences)
 
 
 def _norm(vector: Tensor) -> float:

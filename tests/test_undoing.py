@@ -1,0 +1,65 @@
+"""The steps that are kept of the last rounds, so that a round can be undone."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from g2uardfl.defense.undoing import Steps
+
+
+def step_of(number: int) -> torch.Tensor:
+    return torch.tensor([float(number), -1.0, 0.5**number])
+
+
+def filled(last: int) -> Steps:
+    steps = Steps()
+    for number in range(1, last + 1):
+        steps.add(number, step_of(number))
+    return steps
+
+
+@pytest.mark.parametrize(
+    ("rounds", "lengths"), [(1, [1]), (2, [1, 1]), (3, [2, 1]), (4, [2, 1, 1]), (6, [2, 2, 1, 1]), (7, [4, 2, 1])]
+)
+def test_the_longer_ago_the_coarser(rounds, lengths):
+    assert [len(block.rounds) for block in filled(rounds).blocks] == lengths
+
+
+@settings(deadline=None)
+@given(st.integers(1, 200))
+def test_few_blocks_hold_all_rounds_in_order(last):
+    steps = filled(last)
+    assert [number for block in steps.blocks for number in block.rounds] == list(range(1, last + 1))
+    assert len(steps.blocks) <= 2 * math.log2(last + 1)
+
+
+@settings(deadline=None)
+@given(st.lists(st.sets(st.integers(1, 60), max_size=3), min_size=1, max_size=60))
+def test_a_block_is_the_sum_of_its_rounds_and_taken_once(wishes):
+    steps, waiting = Steps(), set()
+    for number, wanted in enumerate(wishes, start=1):
+        steps.add(number, step_of(number))
+        waiting.add(number)
+        taken = steps.take(wanted)
+        for block in taken:
+            assert wanted & set(block.rounds)
+            expected = torch.stack([step_of(each) for each in block.rounds]).sum(dim=0)
+            torch.testing.assert_close(block.step.float(), expected, rtol=0.02, atol=1e-6)
+            assert set(block.rounds) <= waiting
+            waiting -= set(block.rounds)
+        assert not wanted & waiting
+        assert sorted(each for block in steps.blocks for each in block.rounds) == sorted(waiting)
+
+
+def test_what_ended_long_ago_is_forgotten():
+    steps = filled(7)  # rounds 1 to 4, 5 and 6, 7
+    steps.forget(before=4)
+    assert [block.rounds for block in steps.blocks] == [(1, 2, 3, 4), (5, 6), (7,)]
+    steps.forget(before=5)
+    assert [block.rounds for block in steps.blocks] == [(5, 6), (7,)]
+    assert steps.take([1, 2]) == []
