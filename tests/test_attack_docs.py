@@ -47,17 +47,6 @@ def test_the_attackers_in_unison_plant_their_backdoor(run):
     assert max(record["asr"] for record in simulation.records) > simulation.start_scores["asr"] + 0.3
 
 
-def test_two_groups_plant_two_backdoors(run):
-    simulation = run(1, "groups", "TwoGroups", rounds=12)
-    assert simulation.start_scores["asr"] < 0.1
-    first, second = (group.backdoor_test() for group in simulation.attack.groups)
-    assert len(simulation._backdoor) == len(first) + len(second)
-    from g2uardfl.simulation.training import share_predicted
-
-    for backdoor in (first, second):
-        assert share_predicted(simulation.task, simulation.model, backdoor) > 0.25
-
-
 def test_the_page_names_every_attack_and_every_method():
     for name in attacks.names():
         assert name == "none" or f"| `{name}" in PAGE, name

@@ -110,7 +110,7 @@ def test_where_nobody_attacks_the_model_is_the_mean_of_clipped_updates():
         updates = [flat(weights) - flat(model) for _, weights in sorted(sent.items())]
         norms = [float(np.sqrt(sum(x * x for x in update))) for update in updates]
         seen += norms
-        limit = max(float(np.exp(np.quantile(np.log(seen), 0.9))), float(np.median(norms)))
+        limit = max(float(np.exp(np.median(np.log(seen)))), float(np.median(norms)))
         step = sum(update * min(1.0, limit / norm) for update, norm in zip(updates, norms, strict=True)) / PER_ROUND
         result = guard.aggregate(model, sent)
         assert norms[4] > 1.2 * limit

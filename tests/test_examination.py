@@ -162,18 +162,14 @@ def test_only_the_last_200_accepted_updates_are_remembered():
 
 
 @settings(max_examples=50, deadline=None)
-@given(seed=st.integers(0, 2**32 - 1), known=st.integers(1, 40), count=st.integers(0, 9))
-def test_the_usual_length_is_the_median_and_the_limit_what_nine_in_ten_stay_below(seed, known, count):
+@given(seed=st.integers(0, 2**32 - 1), known=st.integers(1, 40), count=st.integers(1, 9))
+def test_updates_are_clipped_to_the_usual_length_or_the_rounds_median_if_that_is_longer(seed, known, count):
     past = shapes_of(seed, known)
     usual = usual_of(past)
     norms = np.exp(shapes_of(seed + 1, count)[:, 0])
-    assert usual.length(norms) == pytest.approx(math.exp(statistics.median(past[:, 0].tolist())))
-    ordered = sorted(past[:, 0].tolist())
-    place = 0.9 * (known - 1)
-    below, above = ordered[math.floor(place)], ordered[math.ceil(place)]
-    ninth = math.exp(below + (above - below) * (place - math.floor(place)))
-    expected = max(ninth, statistics.median(norms.tolist())) if count else ninth
-    assert usual.limit(norms) == pytest.approx(expected)
+    median = math.exp(statistics.median(past[:, 0].tolist()))
+    assert usual.length(norms) == pytest.approx(median)
+    assert usual.limit(norms) == pytest.approx(max(median, statistics.median(norms.tolist())))
 
 
 @pytest.mark.parametrize(
@@ -447,6 +443,19 @@ def examined(window, excess) -> Examination:
 
 def noise(count, seed, layers=2, width=512):
     return np.random.default_rng(seed).normal(size=(count, layers, width))
+
+
+@pytest.mark.parametrize(("unlike", "asked"), [(False, (15.0, 1.5)), (True, (8.0, 2.0))])
+def test_where_clients_are_unlike_a_community_must_lead_by_more_and_needs_less_evidence(monkeypatch, unlike, asked):
+    seen = []
+    monkeypatch.setattr(
+        "g2uardfl.defense.examination.find_communities",
+        lambda graph, people, evidence, lead, convicted: seen.append((evidence, lead)) or [],
+    )
+    window = window_of((range(6), noise(6, seed=0)))
+    nobody, usual = np.zeros(6, dtype=bool), np.ones(6, dtype=bool)
+    examine(window, nobody, usual, np.zeros(6), CONFIG, unlike=unlike)
+    assert seen == [asked]
 
 
 def in_pairs(*pairs, count=6):

@@ -78,14 +78,11 @@ class Usual:
         return len(lengths) >= _ENOUGH and 1.4826 * float(np.median(np.abs(lengths - np.median(lengths)))) > _UNLIKE
 
     def limit(self, norms: Array) -> float:
-        """To which length accepted updates are clipped: what nine in ten remembered ones stay below.
+        """To which length accepted updates are clipped: the median over what is remembered.
 
         It is no less than the median of the round's own accepted `norms`: where updates grow, it must not lag behind.
         """
-        if not self.seen:
-            return float(np.median(norms))
-        remembered = float(np.exp(np.quantile([length for length, _ in self.seen], 0.9)))
-        return max(remembered, float(np.median(norms))) if len(norms) else remembered
+        return max(self.length(norms), float(np.median(norms)))
 
     def add(self, shapes: Array) -> None:
         """Remember accepted updates; those of idle clients say nothing."""
@@ -164,10 +161,13 @@ class Judgement:
         return result
 
 
-def examine(window: Window, convicted: Mask, usual: Mask, excess: Array, config: GuardConfig) -> Examination:
+def examine(
+    window: Window, convicted: Mask, usual: Mask, excess: Array, config: GuardConfig, *, unlike: bool = False
+) -> Examination:
     """Look at a round whose updates exceed the usual by `excess`; those in `usual` are the last of `window`.
 
-    `convicted` says of each submission of the window whether its client has a bad record.
+    `convicted` says of each submission of the window whether its client has a bad record, and `unlike` whether the
+    clients' data seem to differ much.
     """
     # The further an update exceeds the usual the surer; one that hardly does leaves its client's record as it is.
     suspicion = np.where(usual, 0.0, 1 - config.outlier_excess / 2 / np.maximum(excess, config.outlier_excess))
@@ -177,7 +177,9 @@ def examine(window: Window, convicted: Mask, usual: Mask, excess: Array, config:
     members = np.zeros(len(window.clients), dtype=bool)
     if usual.any():
         graph, people = agreement(window), window.people()
-        communities = find_communities(graph, people, config.least_evidence, config.least_lead, convicted)
+        evidence = config.unlike_evidence if unlike else config.least_evidence
+        lead = config.unlike_lead if unlike else config.least_lead
+        communities = find_communities(graph, people, evidence, lead, convicted)
         rows = np.flatnonzero(usual)
         here = slice(-len(rows), None)
         other = twins_of(graph[here, here], convicted[here], config.twin_agreement)

@@ -191,7 +191,7 @@ class G2uardFL(Aggregator):
             self.round, [client for client, one in zip(clients, usual, strict=True) if one], sketches[usual]
         )
         convicted = self.scores.read(self.window.clients, self.round) < _CONVICTED
-        examination = examine(self.window, convicted, usual, excess, config)
+        examination = examine(self.window, convicted, usual, excess, config, unlike=self.usual.unlike())
         before = self.scores.read(clients, self.round)
         malicious = suspected(examination.suspicion, before, config.record_weight)
         accepted = ~malicious & (before >= config.poor_record)
