@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from g2uardfl.defense.agreement import Window, agreement, directions, random_signs
+from g2uardfl.defense.agreement import Window, agree_on_average, agreement, directions, random_signs
 from g2uardfl.weights import Layer
 
 WIDTH = 16
@@ -222,6 +222,22 @@ def test_who_was_accepted_is_noted_for_the_rounds_own_submissions_alone():
     window.note_accepted(np.zeros(0, dtype=bool))
     assert window.accepted.tolist() == [True, False, True]
     assert window.clients == ["a", "b", "c"]
+
+
+@settings(deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), count=st.integers(0, 6), layers=st.integers(1, 3), common=st.floats(0, 3))
+def test_how_far_clients_agree_on_average_is_the_mean_cosine_of_all_pairs(seed, count, layers, common):
+    rng = np.random.default_rng(seed)
+    sketches = rng.normal(size=(count, layers, 8)) + common * rng.normal(size=(layers, 8))
+    sketches /= np.linalg.norm(sketches, axis=-1, keepdims=True)
+    cosines = [
+        float(first[layer] @ second[layer])
+        for place, first in enumerate(sketches)
+        for second in sketches[place + 1 :]
+        for layer in range(layers)
+    ]
+    expected = statistics.fmean(cosines) if cosines else 0.0
+    assert agree_on_average(sketches.astype(np.float32)) == pytest.approx(expected, abs=1e-5)
 
 
 def test_clients_are_numbered_as_they_first_appear():

@@ -140,6 +140,20 @@ def agreement(window: Window) -> Array:
     return result / len(layers)
 
 
+def agree_on_average(sketches: Sketches) -> float:
+    """The mean cosine of the clients' directions, over all pairs and layers; 0 where there is nobody to compare with.
+
+    >>> agree_on_average(np.array([[[1, 0]], [[0, 1]]], dtype=np.float32))
+    0.0
+    """
+    count = len(sketches)
+    if count < 2:
+        return 0.0
+    together = float(np.mean(np.sum(np.sum(sketches, axis=0, dtype=np.float64) ** 2, axis=-1)))
+    alone = float(np.mean(np.sum(np.sum(sketches.astype(np.float64) ** 2, axis=-1), axis=0)))
+    return (together - alone) / (count * (count - 1))
+
+
 def _places(round_index: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Where each submission sits when every round is given as many seats as the largest."""
     first = np.cumsum(sizes) - sizes

@@ -114,7 +114,7 @@ class GuardConfig:
     """(agreement) Below this benign score a client is held out even if nothing is found against its update; no single
     round brings a newcomer there."""
     undo: bool = switch(True)
-    """(agreement) Whether rounds in which attackers were accepted are undone once these are recognised."""
+    """(agreement) Whether the model goes back once attackers are recognised who had been accepted."""
     elimination_bound: float = number(2.0, 0, 100)
     """(agreement) The longest step of the elimination beside the step of the accepted clients."""
     far_pull: float = number(8.0, 0, math.inf, above=True)

@@ -6,7 +6,6 @@ import dataclasses
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +19,7 @@ from ..numerics import Array, InnerProducts, inner_products
 from ..settings import build
 from ..state_files import SavedState, read_state, write_state
 from ..weights import Layer, ModelLayout
-from .agreement import Sketches, Window, directions, random_signs
+from .agreement import Sketches, Window, agree_on_average, directions, random_signs
 from .attributes import LastRound, attribute_names, client_attributes, normalised_attributes
 from .clipping import average_median_norm, clip_factors
 from .clustering import Clustering, cluster_count, cluster_graph
@@ -50,6 +49,9 @@ _FEWEST = 3
 """Below this many usable clients there is nothing to compare."""
 _SIGNS = 3
 """How many rounds have to say, most of them, that a model was poisoned before: a few attackers of one may mislead."""
+_LEARNING = 0.25
+"""From which mean cosine of the accepted updates on the model still learns the same from everybody. It is 0.3 to 0.7 in
+training from scratch, and below 0.1 near convergence."""
 _CONVICTED = -0.5
 """Below this benign score a client was taken for an attacker, and has not shown better since."""
 
@@ -160,28 +162,37 @@ class G2uardFL(Aggregator):
 
         accepted = judgement.accepted
         coefficients = benign = self._shares(norms, accepted)
-        step = own = round_.weighted_sum(benign)
+        step = round_.weighted_sum(benign)
+        undone = self._undone(step, judgement.examination.members, sketches[accepted])
+        if undone is not None:
+            step = step - undone.step.to(step)
         # Among clients who are unlike, a community may be honest, and the model would lose what only its members know.
-        if config.eliminate and judgement.colluding.sum() > 1 and not self.usual.unlike():
+        elif config.eliminate and judgement.colluding.sum() > 1 and not self.usual.unlike():
             away = judgement.colluding / judgement.colluding.sum() - benign
             poison = round_.weighted_sum(away)
             alike = common_cosine(poison, step, norms[judgement.colluding])
             factor = self._elimination(_norm(poison), _norm(step), alike)
-            step, coefficients = step - factor * poison, benign - factor * away
-        undone = self._undone(judgement.examination.members) if config.undo else []
-        for block in undone:
-            step = step - block.step.to(step)
-        if config.undo:
-            self.steps.add(self.round, own)
+            if factor > 0:
+                step, coefficients = step - factor * poison, benign - factor * away
+                self.steps.blocks.clear()  # what was before is not worth going back to
         verdicts = explain_examination(clients, judgement, coefficients, config)
         clock.lap("aggregation")
         return Outcome(step, benign, verdicts, _note(undone, accepted))
 
-    def _undone(self, malicious: Mask) -> list[Block]:
-        """The rounds in which submissions that are malicious, as is known by now, were accepted."""
+    def _undone(self, step: Tensor, malicious: Mask, accepted: Sketches) -> Block | None:
+        """How the model moved since submissions were accepted that are malicious, as is known by now.
+
+        The round's own `step` is remembered. But while everybody learns the same there is too much to lose: nothing is
+        undone then, neither now nor later.
+        """
+        if not self.config.undo or agree_on_average(accepted) > _LEARNING:
+            self.steps.blocks.clear()
+            return None
         rounds = np.array(self.window.rounds, dtype=np.int64)
         self.steps.forget(before=int(rounds.min(initial=self.round)))
-        return self.steps.take(rounds[malicious & self.window.accepted].tolist())
+        undone = self.steps.take_since(rounds[malicious & self.window.accepted].tolist())
+        self.steps.add(self.round, step)
+        return undone
 
     def _judge_agreement(self, clients: tuple[ClientId, ...], shapes: Array, sketches: Sketches) -> Judgement:
         config = self.config
@@ -421,17 +432,15 @@ class G2uardFL(Aggregator):
         return guard
 
 
-def _note(undone: Sequence[Block], accepted: Mask) -> str:
+def _note(undone: Block | None, accepted: Mask) -> str:
     """What there is to say about a round as a whole."""
     sentences = []
-    if undone:
-        rounds = sorted(number for block in undone for number in block.rounds)
-        which = f"Round {rounds[0]} was" if len(rounds) == 1 else f"Rounds {', '.join(map(str, rounds))} were"
-        sentences.append(f"{which} undone: attackers had been accepted who are recognised now.")
+    if undone is not None:
+        before = f"The model went back to before round {undone.rounds[0]}"
+        sentences.append(f"{before}: attackers had been accepted who are recognised now.")
     if not accepted.any():
-        sentences.append(
-            "Every client was refused: " + ("nothing new came in." if undone else "the global model was kept.")
-        )
+        outcome = "the global model was kept" if undone is None else "nothing new came in"
+        sentences.append(f"Every client was refused: {outcome}.")
     return " ".join(sentences)
 
 

@@ -1,8 +1,8 @@
-"""Taking back what attackers brought in before they were recognised.
+"""Going back to before attackers were accepted, once they are recognised.
 
-The steps of the last rounds are kept, so that a round in which an attacker was accepted can be undone. What honest
-clients did in it is lost as well, as if nobody had been accepted. The longer ago, the coarser the memory: neighbouring
-blocks of rounds become one, so that a handful of blocks reach back over many rounds.
+The steps of the last rounds are kept, so that the model can return to where it was before the first of them came in.
+What honest clients have done since is lost as well, but the model is one that there has been. The longer ago, the
+coarser the memory: neighbouring blocks of rounds become one, so that a handful of blocks reach back over many rounds.
 """
 
 from __future__ import annotations
@@ -37,19 +37,23 @@ class Steps:
         length = 1
         while len(alike := [block for block in self.blocks if len(block.rounds) == length]) > _OF_ONE_LENGTH:
             place = self.blocks.index(alike[0])
-            self.blocks[place : place + 2] = [_joined(*self.blocks[place : place + 2])]
+            self.blocks[place : place + 2] = [_joined(self.blocks[place : place + 2])]
             length = len(self.blocks[place].rounds)
 
     def forget(self, before: int) -> None:
         """Forget the blocks that end before round `before`."""
         self.blocks = [block for block in self.blocks if block.rounds[-1] >= before]
 
-    def take(self, rounds: Collection[int]) -> list[Block]:
-        """The blocks with any of these rounds, which are forgotten."""
-        taken = [block for block in self.blocks if not set(rounds).isdisjoint(block.rounds)]
-        self.blocks = [block for block in self.blocks if block not in taken]
-        return taken
+    def take_since(self, rounds: Collection[int]) -> Block | None:
+        """All that was moved since the first of these rounds that is remembered, which is forgotten."""
+        wanted = set(rounds)
+        first = next((place for place, block in enumerate(self.blocks) if wanted & set(block.rounds)), None)
+        if first is None:
+            return None
+        taken, self.blocks = self.blocks[first:], self.blocks[:first]
+        return _joined(taken)
 
 
-def _joined(older: Block, newer: Block) -> Block:
-    return Block(older.rounds + newer.rounds, torch.add(older.step.float(), newer.step.float()).bfloat16())
+def _joined(blocks: list[Block]) -> Block:
+    rounds = tuple(number for block in blocks for number in block.rounds)
+    return Block(rounds, torch.stack([block.step for block in blocks]).sum(dim=0, dtype=torch.float32).bfloat16())
