@@ -5,7 +5,7 @@
 Each row leaves one ingredient out. Recall and benign clients refused are means over the records; the last columns are
 those where the attackers are taken out of the record before the guard sees it. "Alike" are records of clients with a
 uniform split of the data, "different" those with Dirichlet's α in their names. What the elimination is worth shows in
-the model alone: `benchmarks/defense_runs.py --defenses g2uardfl g2uardfl,eliminate=false`.
+the model alone, as does what going back is: `benchmarks/defense_runs.py --defenses g2uardfl g2uardfl,undo=false`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ INGREDIENTS: dict[str, dict[str, Any]] = {
     "all": {},
     "without earlier rounds": {"window": 10},
     "without having to stand out": {"least_lead": 0.0},
+    "without asking for more where clients are unlike": {"unlike_evidence": 15.0, "unlike_lead": 1.5},
     "without outliers": {"outlier_excess": 1e9},
     "without twins": {"twin_agreement": 1e9},
     "without records": {"record_weight": 0.0, "poor_record": -1.0},

@@ -5,7 +5,8 @@
 Records come from `g2uardfl run --record` or `make_records.py`; task, α and whether the model was poisoned are read from
 their file names, and attacks are pooled. The first table is the mean adjusted Rand index against the truth, over the
 rounds with at least two attackers and two others. The second is the share of honest clients refused after the attackers
-were taken out of the record: a detector that always cuts in two refuses its smaller cluster.
+were taken out of the record: a detector that always cuts in two refuses its smaller cluster. The third says who was
+refused by how many attackers a round had.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import argparse
 import re
 import time
 import warnings
+from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +39,8 @@ COSINE_INPUT = 3.0
 COSINE_RELATION = 9.0
 """What the update cosine weighs among the relations; the paper's three weigh 1 each."""
 HIDDEN, LATENT, STEPS, RATE = 32, 32, 150, 0.01
+MANY = 5
+"""From how many attackers of a round on they are counted together."""
 _FEWEST = 3
 """Below this many clients nobody is refused, as in the guard."""
 
@@ -188,6 +192,31 @@ def without(observation: Observation, left_out: npt.NDArray[np.bool_]) -> Observ
 
 
 @dataclass
+class Errors:
+    """Whom a detector refused."""
+
+    attackers: int = 0
+    attackers_refused: int = 0
+    honest: int = 0
+    honest_refused: int = 0
+
+    def add(self, refused: npt.NDArray[np.bool_], truth: npt.NDArray[np.bool_]) -> None:
+        """Count a round."""
+        self.attackers, self.attackers_refused = (
+            self.attackers + truth.sum(),
+            self.attackers_refused + refused[truth].sum(),
+        )
+        self.honest, self.honest_refused = self.honest + (~truth).sum(), self.honest_refused + refused[~truth].sum()
+
+    def __add__(self, other: Errors) -> Errors:
+        return Errors(*(one + two for one, two in zip(astuple(self), astuple(other), strict=True)))
+
+    def __str__(self) -> str:
+        recall = f"{100 * self.attackers_refused / self.attackers:.1f}" if self.attackers else "-"
+        return f"{recall} / {100 * self.honest_refused / self.honest:.1f}" if self.honest else f"{recall} / -"
+
+
+@dataclass
 class Tally:
     """What a detector did on some records."""
 
@@ -196,6 +225,8 @@ class Tally:
     refused: int = 0
     honest: int = 0
     """Submissions of honest clients, and how many were refused, with nobody attacking."""
+    by_attackers: dict[int, Errors] = field(default_factory=lambda: defaultdict(Errors))
+    """The errors in rounds with so many attackers."""
     seconds: float = 0.0
     rounds: int = 0
 
@@ -205,9 +236,10 @@ class Tally:
         if any(truth.any() for truth in record.attacking):
             decide = begin()
             for observation, truth in zip(record.rounds, record.attacking, strict=True):
-                labels = decide(observation).labels
+                decision = decide(observation)
+                self.by_attackers[min(int(truth.sum()), MANY)].add(decision.refused, truth)
                 if 2 <= truth.sum() <= len(truth) - 2:
-                    self.indices.append(float(adjusted_rand_score(truth, labels)))
+                    self.indices.append(float(adjusted_rand_score(truth, decision.labels)))
             self.rounds += len(record.rounds)
         decide = begin()
         for observation, truth in zip(record.rounds, record.attacking, strict=True):
@@ -244,7 +276,7 @@ def compare(paths: list[Path], names: list[str]) -> dict[str, dict[str, Tally]]:
 
 
 def tables(tallies: dict[str, dict[str, Tally]], names: list[str]) -> str:
-    """Both tables, as Markdown."""
+    """All tables, as Markdown."""
 
     def row(label: str, cells: list[str]) -> str:
         return f"| {' | '.join([label, *cells])} |"
@@ -264,6 +296,13 @@ def tables(tallies: dict[str, dict[str, Tally]], names: list[str]) -> str:
     spent = [sum(group[name].seconds for group in tallies.values()) for name in names]
     rounds = sum(group[names[0]].rounds for group in tallies.values())
     lines.append(row("seconds a round", [f"{seconds / rounds:.4f}" for seconds in spent]))
+    lines += ["", *head("attackers of a round: % of them and of the others refused (rounds' clients)")]
+    for count in range(MANY + 1):
+        errors = [
+            sum((group[name].by_attackers[count] for group in tallies.values()), start=Errors()) for name in names
+        ]
+        title = f"{count} or more" if count == MANY else str(count)
+        lines.append(row(f"{title} ({errors[0].attackers + errors[0].honest})", [str(one) for one in errors]))
     return "\n".join(lines)
 
 

@@ -110,9 +110,31 @@ def test_a_record_is_filed_by_its_name(detectors, name, group):
     assert detectors.group_of(Path(name)) == group
 
 
-def test_both_tables_have_a_row_a_group_and_a_column_a_detector(detectors):
+def test_tables_have_a_row_a_group_or_count_and_a_column_a_detector(detectors):
     names = ["2-means on the attributes", "one propagation"]
     lines = detectors.tables(detectors.compare([ATTACKED], names), names).splitlines()
-    assert [line.count("|") for line in lines if line] == [4] * 7
+    assert [line.count("|") for line in lines if line] == [4] * 15
     assert sum(line.startswith("| digits, clean, iid") for line in lines) == 2
-    assert lines[-1].startswith("| seconds a round")
+    assert sum(line.startswith("| seconds a round") for line in lines) == 1
+    assert lines[-1].startswith("| 5 or more")
+
+
+def test_errors_are_counted_by_how_many_attackers_a_round_has(detectors):
+    record = Record.load(ATTACKED)
+    tally = detectors.Tally()
+    # Whoever is first in a round is refused.
+    tally.add(
+        record, lambda: lambda seen: detectors.Decision(np.zeros(len(seen.clients)), np.arange(len(seen.clients)) < 1)
+    )
+    for count, errors in tally.by_attackers.items():
+        rounds = [truth for truth in record.attacking if truth.sum() == count or truth.sum() >= count == 5]
+        assert errors.attackers == sum(int(truth.sum()) for truth in rounds)
+        assert errors.attackers + errors.honest == sum(len(truth) for truth in rounds)
+        assert errors.attackers_refused == sum(bool(truth[0]) for truth in rounds)
+        assert errors.attackers_refused + errors.honest_refused == len(rounds)
+    assert sum(errors.attackers for errors in tally.by_attackers.values()) == sum(map(np.sum, record.attacking)) > 0
+
+
+def test_an_error_rate_says_where_there_is_nobody(detectors):
+    assert str(detectors.Errors(4, 3, 8, 1) + detectors.Errors(0, 0, 2, 0)) == "75.0 / 10.0"
+    assert str(detectors.Errors(0, 0, 8, 2)) == "- / 25.0"
