@@ -40,7 +40,7 @@ def literal_excess(shapes, reference) -> list[float]:
             middle = statistics.median(left)
             spread = 1.4826 * statistics.median([abs(value - middle) for value in left])
             left = [value for value in left if value <= middle + 2.5 * spread]
-        columns.append([(row[k] - middle) / max(spread, 0.2) for row in shapes])
+        columns.append([(row[k] - middle) / max(spread, 0.25) / (1.5 if k else 1.0) for row in shapes])
     return [max(pair) for pair in zip(*columns, strict=True)]
 
 
@@ -106,7 +106,7 @@ def test_later_it_is_compared_with_accepted_updates(seed, count, known):
 def test_shapes_that_hardly_vary_are_taken_to_vary_a_little():
     past = [[1.0, -3.0]] * 30
     shapes = np.array([[1.0, -3.0], [1.4, -3.0], [1.0, -2.2], [-0.2, -9.0]])
-    assert usual_of(past).excess(shapes).tolist() == pytest.approx([0.0, 2.0, 4.0, -6.0])
+    assert usual_of(past).excess(shapes).tolist() == pytest.approx([0.0, 0.4 / 0.25, 0.8 / 0.25 / 1.5, -1.2 / 0.25])
 
 
 def test_a_single_update_may_exceed_what_hardly_varies_by_more_than_several_may():
@@ -114,7 +114,7 @@ def test_a_single_update_may_exceed_what_hardly_varies_by_more_than_several_may(
     lone = np.array([[1.0, -3.0], [2.05, -3.0], [1.0, -3.0]])
     assert usual_of(past).excess(lone, 4.0).tolist() == pytest.approx([0.0, 1.05 / 0.35, 0.0])
     several = np.array([[1.0, -3.0], [2.05, -3.0], [2.05, -3.0]])
-    assert usual_of(past).excess(several, 4.0).tolist() == pytest.approx([0.0, 1.05 / 0.2, 1.05 / 0.2])
+    assert usual_of(past).excess(several, 4.0).tolist() == pytest.approx([0.0, 1.05 / 0.25, 1.05 / 0.25])
     # Where they vary more than that, it makes no difference.
     past, shapes = shapes_of(0, 100), shapes_of(1, 10)
     shapes[3, 0] = 20.0

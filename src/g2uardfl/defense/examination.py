@@ -23,9 +23,11 @@ from .communities import FEWEST_CLIENTS, Community, find_communities
 from .config import GuardConfig
 from .scoring import Mask
 
-_SMALLEST_SPREAD, _LONE_SPREAD = 0.2, 0.35
+_SMALLEST_SPREAD, _LONE_SPREAD = 0.25, 0.35
 """Lengths and peaks (logarithms) that vary less than this are taken to vary this much; the latter for a single update
 of a round that exceeds the usual. Attackers seldom come alone, and an honest update may be thrice as long as usual."""
+_TAILS = np.array([1.0, 1.5])
+"""What a standard deviation of lengths and of peaks counts: single peaks of honest updates stand out further."""
 _ENOUGH = 20
 """With fewer accepted updates than this to compare with, a round is compared with itself, too."""
 _CHANGED, _FEW_LEFT = 3.0, 0.2
@@ -98,7 +100,7 @@ def _moving(shapes: Array) -> Mask:
 
 def _excess(shapes: Array, reference: Array, smallest_spread: float) -> Array:
     middle, spread = np.array([_middle_and_spread(values) for values in reference.T]).T
-    result: Array = np.max((shapes - middle) / np.maximum(spread, smallest_spread), axis=1)
+    result: Array = np.max((shapes - middle) / np.maximum(spread, smallest_spread) / _TAILS, axis=1)
     return result
 
 
