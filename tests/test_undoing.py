@@ -68,3 +68,12 @@ def test_what_ended_long_ago_is_forgotten():
     steps.forget(before=5)
     assert [block.rounds for block in steps.blocks] == [(5, 6), (7,)]
     assert steps.take_since([1, 2]) is None
+
+
+def test_blocks_of_a_resumed_guard_join_those_of_its_device():
+    steps = Steps()
+    for number, device in enumerate(["cpu", "cpu", "meta"], start=1):  # "meta" stands for a GPU
+        steps.add(number, torch.zeros(3, device=device))
+    joined = steps.take_since([1])
+    assert joined.rounds == (1, 2, 3)
+    assert joined.step.device.type == "meta"

@@ -55,5 +55,7 @@ class Steps:
 
 
 def _joined(blocks: list[Block]) -> Block:
+    """One block in place of several, where the newest is: a resumed guard's older ones may be on another device."""
     rounds = tuple(number for block in blocks for number in block.rounds)
-    return Block(rounds, torch.stack([block.step for block in blocks]).sum(dim=0, dtype=torch.float32).bfloat16())
+    steps = torch.stack([block.step.to(blocks[-1].step.device) for block in blocks])
+    return Block(rounds, steps.sum(dim=0, dtype=torch.float32).bfloat16())
