@@ -74,6 +74,7 @@ def test_blocks_of_a_resumed_guard_join_those_of_its_device():
     steps = Steps()
     for number, device in enumerate(["cpu", "cpu", "meta"], start=1):  # "meta" stands for a GPU
         steps.add(number, torch.zeros(3, device=device))
+    assert {block.step.device.type for block in steps.blocks} == {"meta"}
     joined = steps.take_since([1])
     assert joined.rounds == (1, 2, 3)
     assert joined.step.device.type == "meta"

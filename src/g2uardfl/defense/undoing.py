@@ -33,6 +33,8 @@ class Steps:
 
     def add(self, number: int, step: Tensor) -> None:
         """Remember the step of round `number`; of three blocks of one length the older two become one."""
+        # Those of a resumed guard come from a file, and the model may be on a GPU.
+        self.blocks = [Block(block.rounds, block.step.to(step.device)) for block in self.blocks]
         self.blocks.append(Block((number,), step.bfloat16()))
         length = 1
         while len(alike := [block for block in self.blocks if len(block.rounds) == length]) > _OF_ONE_LENGTH:
@@ -55,7 +57,6 @@ class Steps:
 
 
 def _joined(blocks: list[Block]) -> Block:
-    """One block in place of several, where the newest is: a resumed guard's older ones may be on another device."""
     rounds = tuple(number for block in blocks for number in block.rounds)
-    steps = torch.stack([block.step.to(blocks[-1].step.device) for block in blocks])
+    steps = torch.stack([block.step for block in blocks])
     return Block(rounds, steps.sum(dim=0, dtype=torch.float32).bfloat16())
