@@ -19,6 +19,7 @@ from g2uardfl.attacks.adaptive import Wrapper
 from g2uardfl.attacks.base import Attack, Member, Model, Turn
 from g2uardfl.settings import number
 from g2uardfl.simulation.training import Job
+from g2uardfl.state_files import SavedState
 from g2uardfl.tasks.base import Samples, Task, concatenate
 
 
@@ -113,6 +114,16 @@ class TakingTurns(Wrapper):
         chosen = min(willing, key=lambda one: (self._attacked[one.client], one.client))
         self._attacked[chosen.client] += 1
         return (chosen,)
+
+    def state(self) -> SavedState:
+        """How often each has attacked, beside what the inner attack remembers."""
+        inner = super().state()
+        return SavedState({"inner": inner.values, "attacked": list(self._attacked.items())}, inner.arrays)
+
+    def restore(self, state: SavedState) -> None:
+        """Go on with whose turn it is."""
+        super().restore(SavedState(state.values["inner"], state.arrays))
+        self._attacked = dict(state.values["attacked"])
 
 
 @dataclass(frozen=True)

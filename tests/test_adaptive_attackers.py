@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections import Counter
 from pathlib import Path
@@ -19,6 +20,7 @@ from g2uardfl.simulation.config import RunConfig
 from g2uardfl.simulation.run import Simulation
 from g2uardfl.simulation.start import fresh_weights
 from g2uardfl.simulation.training import Recipe, share_predicted
+from g2uardfl.state_files import SavedState
 from g2uardfl.tasks.base import Samples
 from models import Patches
 
@@ -111,6 +113,19 @@ def test_nobody_takes_a_turn_where_the_inner_attack_rests(patches):
     assert attack.attackers(make_turn(weights, number=2)) == ()
     assert [member.client for member in attack.attackers(make_turn(weights, number=3))] == [1]
     assert [member.client for member in attack.attackers(make_turn(weights, number=4))] == [4]
+
+
+def test_whose_turn_it_is_is_saved_with_the_run(patches):
+    weights = fresh_weights(patches, 0)
+    attacks_ = [TakingTurns("black_box"), TakingTurns("black_box")]
+    for attack in attacks_:
+        attack.enlist(patches, TEAM)
+    first, resumed = attacks_
+    assert [first.attackers(make_turn(weights))[0].client for _ in range(2)] == [1, 4]
+    saved = first.state()
+    values = json.loads(json.dumps(saved.values))
+    resumed.restore(SavedState(values, saved.arrays))
+    assert [resumed.attackers(make_turn(weights))[0].client for _ in range(3)] == [6, 1, 4]
 
 
 def test_sleepers_are_honest_at_first():
