@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -82,6 +82,9 @@ class SentUpdates:
     @contextmanager
     def borrowed(self, index: tuple[slice | list[int], slice]) -> Iterator[Tensor]:
         """`updates[index]` in memory that the next one gets again: fresh memory may take longer than its use."""
+        if self.is_made:
+            yield self.matrix[index]
+            return
         try:
             memory = self._spare.pop()
         except IndexError:  # Every thread has its own, and another may have been faster.
@@ -197,14 +200,9 @@ class SentUpdates:
         }
 
 
-@contextmanager
-def borrowed(updates: Tensor | SentUpdates, index: tuple[slice | list[int], slice]) -> Iterator[Tensor]:
+def borrowed(updates: Tensor | SentUpdates, index: tuple[slice | list[int], slice]) -> AbstractContextManager[Tensor]:
     """`updates[index]` for a while: whoever reads further has to have done with it."""
-    if isinstance(updates, Tensor) or updates.is_made:
-        yield updates[index]
-    else:
-        with updates.borrowed(index) as block:
-            yield block
+    return nullcontext(updates[index]) if isinstance(updates, Tensor) else updates.borrowed(index)
 
 
 def _flat(value: object) -> Tensor:
