@@ -33,6 +33,7 @@ from g2uardfl.defense.observation import Observation
 from g2uardfl.defense.recording import Record
 from g2uardfl.defense.relations import adjacency, edge_strengths
 from g2uardfl.numerics import Array, InnerProducts, cosine, one_thread, z_scores
+from g2uardfl.simulation.metrics import Detection
 
 COSINE_INPUT = 3.0
 """What update cosines weigh among the inputs of a graph detector; the attributes together weigh 1."""
@@ -192,31 +193,6 @@ def without(observation: Observation, left_out: npt.NDArray[np.bool_]) -> Observ
 
 
 @dataclass
-class Errors:
-    """Whom a detector refused."""
-
-    attackers: int = 0
-    attackers_refused: int = 0
-    honest: int = 0
-    honest_refused: int = 0
-
-    def add(self, refused: npt.NDArray[np.bool_], truth: npt.NDArray[np.bool_]) -> None:
-        """Count a round."""
-        self.attackers, self.attackers_refused = (
-            self.attackers + truth.sum(),
-            self.attackers_refused + refused[truth].sum(),
-        )
-        self.honest, self.honest_refused = self.honest + (~truth).sum(), self.honest_refused + refused[~truth].sum()
-
-    def __add__(self, other: Errors) -> Errors:
-        return Errors(*(one + two for one, two in zip(astuple(self), astuple(other), strict=True)))
-
-    def __str__(self) -> str:
-        recall = f"{100 * self.attackers_refused / self.attackers:.1f}" if self.attackers else "-"
-        return f"{recall} / {100 * self.honest_refused / self.honest:.1f}" if self.honest else f"{recall} / -"
-
-
-@dataclass
 class Tally:
     """What a detector did on some records."""
 
@@ -225,8 +201,8 @@ class Tally:
     refused: int = 0
     honest: int = 0
     """Submissions of honest clients, and how many were refused, with nobody attacking."""
-    by_attackers: dict[int, Errors] = field(default_factory=lambda: defaultdict(Errors))
-    """The errors in rounds with so many attackers."""
+    by_attackers: dict[int, Detection] = field(default_factory=lambda: defaultdict(Detection))
+    """Who was refused in rounds with so many attackers."""
     seconds: float = 0.0
     rounds: int = 0
 
@@ -237,7 +213,8 @@ class Tally:
             decide = begin()
             for observation, truth in zip(record.rounds, record.attacking, strict=True):
                 decision = decide(observation)
-                self.by_attackers[min(int(truth.sum()), MANY)].add(decision.refused, truth)
+                refused, attacking = np.flatnonzero(decision.refused), np.flatnonzero(truth)
+                self.by_attackers[min(len(attacking), MANY)].add(refused, attacking, range(len(truth)))
                 if 2 <= truth.sum() <= len(truth) - 2:
                     self.indices.append(float(adjusted_rand_score(truth, decision.labels)))
             self.rounds += len(record.rounds)
@@ -298,12 +275,27 @@ def tables(tallies: dict[str, dict[str, Tally]], names: list[str]) -> str:
     lines.append(row("seconds a round", [f"{seconds / rounds:.4f}" for seconds in spent]))
     lines += ["", *head("attackers of a round: % of them and of the others refused (rounds' clients)")]
     for count in range(MANY + 1):
-        errors = [
-            sum((group[name].by_attackers[count] for group in tallies.values()), start=Errors()) for name in names
-        ]
+        pooled = [together([group[name].by_attackers[count] for group in tallies.values()]) for name in names]
         title = f"{count} or more" if count == MANY else str(count)
-        lines.append(row(f"{title} ({errors[0].attackers + errors[0].honest})", [str(one) for one in errors]))
+        lines.append(row(f"{title} ({sum(astuple(pooled[0]))})", [error_rates(one) for one in pooled]))
     return "\n".join(lines)
+
+
+def together(parts: list[Detection]) -> Detection:
+    """The counts of several."""
+    return Detection(*(sum(counts) for counts in zip(*map(astuple, parts), strict=True)))
+
+
+def error_rates(counts: Detection) -> str:
+    """The attackers and the others who were refused, in percent; a dash where there are none.
+
+    >>> error_rates(Detection(true_positives=3, false_negatives=1))
+    '75.0 / -'
+    """
+    attackers = counts.true_positives + counts.false_negatives
+    honest = counts.false_positives + counts.true_negatives
+    recall = f"{100 * counts.true_positives / attackers:.1f}" if attackers else "-"
+    return f"{recall} / {100 * counts.false_positives / honest:.1f}" if honest else f"{recall} / -"
 
 
 def main() -> None:

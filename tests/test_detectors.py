@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from dataclasses import astuple
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from g2uardfl.defense.recording import Record
+from g2uardfl.simulation.metrics import Detection
 
 RECORDS = Path(__file__).parent / "records"
 ATTACKED = RECORDS / "digits-black_box-alphainf-pmr0.25-clean-seed5.npz"
@@ -119,6 +121,10 @@ def test_tables_have_a_row_a_group_or_count_and_a_column_a_detector(detectors):
     assert lines[-1].startswith("| 5 or more")
 
 
+def attackers_of(errors: Detection) -> int:
+    return errors.true_positives + errors.false_negatives
+
+
 def test_errors_are_counted_by_how_many_attackers_a_round_has(detectors):
     record = Record.load(ATTACKED)
     tally = detectors.Tally()
@@ -128,13 +134,17 @@ def test_errors_are_counted_by_how_many_attackers_a_round_has(detectors):
     )
     for count, errors in tally.by_attackers.items():
         rounds = [truth for truth in record.attacking if truth.sum() == count or truth.sum() >= count == 5]
-        assert errors.attackers == sum(int(truth.sum()) for truth in rounds)
-        assert errors.attackers + errors.honest == sum(len(truth) for truth in rounds)
-        assert errors.attackers_refused == sum(bool(truth[0]) for truth in rounds)
-        assert errors.attackers_refused + errors.honest_refused == len(rounds)
-    assert sum(errors.attackers for errors in tally.by_attackers.values()) == sum(map(np.sum, record.attacking)) > 0
+        assert attackers_of(errors) == sum(int(truth.sum()) for truth in rounds)
+        assert sum(astuple(errors)) == sum(len(truth) for truth in rounds)
+        assert errors.true_positives == sum(bool(truth[0]) for truth in rounds)
+        assert errors.true_positives + errors.false_positives == len(rounds)
+    assert sum(map(attackers_of, tally.by_attackers.values())) == sum(map(np.sum, record.attacking)) > 0
 
 
 def test_an_error_rate_says_where_there_is_nobody(detectors):
-    assert str(detectors.Errors(4, 3, 8, 1) + detectors.Errors(0, 0, 2, 0)) == "75.0 / 10.0"
-    assert str(detectors.Errors(0, 0, 8, 2)) == "- / 25.0"
+    counts = [
+        Detection(true_positives=3, false_negatives=1, false_positives=1, true_negatives=7),
+        Detection(true_negatives=2),
+    ]
+    assert detectors.error_rates(detectors.together(counts)) == "75.0 / 10.0"
+    assert detectors.error_rates(Detection(false_positives=2, true_negatives=6)) == "- / 25.0"
