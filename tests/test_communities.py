@@ -33,8 +33,13 @@ def planted(size: int, seed: int, *groups: tuple[range, float]) -> np.ndarray:
     return graph
 
 
+def spread(count: int) -> np.ndarray:
+    """Rounds of about ten submissions each, so that neighbours are not of the same round."""
+    return np.arange(count) % max(1, count // 10)
+
+
 def found_in(graph, people, least_evidence, least_lead=LEAD) -> list[Community]:
-    return find_communities(graph, people, least_evidence, least_lead)
+    return find_communities(graph, people, spread(len(people)), least_evidence, least_lead)
 
 
 def indices(mask) -> list[int]:
@@ -346,13 +351,31 @@ def test_attackers_who_become_the_majority_after_they_were_convicted_are_still_t
         graph = planted(60, seed, (range(attackers), 6.0))
         convicted = np.arange(60) < 20
         assert found_in(graph, np.arange(60), ENOUGH) == [] or attackers == 30
-        [one] = find_communities(graph, np.arange(60), ENOUGH, LEAD, convicted)
+        [one] = find_communities(graph, np.arange(60), spread(60), ENOUGH, LEAD, convicted)
         assert indices(one.members) == list(range(attackers))
 
 
 def test_those_without_a_bad_record_are_no_attackers_if_they_are_most_of_them():
     convicted = np.arange(60) >= 55
-    assert find_communities(planted(60, 0, (range(35), 6.0)), np.arange(60), ENOUGH, LEAD, convicted) == []
+    assert find_communities(planted(60, 0, (range(35), 6.0)), np.arange(60), spread(60), ENOUGH, LEAD, convicted) == []
+
+
+@pytest.mark.parametrize(("of_ten", "believed"), [(2, True), (6, True), (8, True), (9, False), (10, False)])
+def test_a_community_of_nearly_everybody_in_its_rounds_is_what_those_rounds_have_in_common(of_ten, believed):
+    rounds = np.arange(100) // 10
+    members = np.isin(rounds, [3, 7]) & (np.arange(100) % 10 < of_ten)
+    graph = planted(100, 0, (np.flatnonzero(members), 8.0))
+    found = find_communities(graph, np.arange(100), rounds, ENOUGH, LEAD)
+    assert [indices(one.members) for one in found] == ([indices(members)] if believed else [])
+
+
+def test_who_was_convicted_before_does_not_leave_anybody_of_a_round():
+    """Three attackers of each round are convicted; the community takes in everybody else of two rounds."""
+    rounds, convicted = np.arange(100) // 10, np.arange(100) % 10 < 3
+    members = np.isin(rounds, [3, 7]) & ~convicted
+    graph = planted(100, 0, (np.flatnonzero(members), 8.0))
+    assert len(find_communities(graph, np.arange(100), rounds, ENOUGH, LEAD)) == 1
+    assert find_communities(graph, np.arange(100), rounds, ENOUGH, LEAD, convicted) == []
 
 
 @pytest.mark.parametrize("clients", range(FEWEST_CLIENTS))

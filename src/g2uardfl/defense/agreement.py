@@ -24,8 +24,8 @@ from ..weights import Layer
 
 Sketches = npt.NDArray[np.float32]
 
-_LOWEST = 0.1
-"""Which share of the clients of a round is honest at least, but for very few rounds."""
+_FEWEST = 3
+"""Of a round with fewer clients without a bad record than this, the others say what is usual as well."""
 _SMALLEST_DEVIATION = 0.01
 """Cosines that vary less than this are taken to vary this much."""
 _LEAST, _MOST = -6.0, 12.0
@@ -113,12 +113,13 @@ class Window:
         return np.array([numbers.setdefault(client, len(numbers)) for client in self.clients], dtype=np.int64)
 
 
-def agreement(window: Window) -> Array:
+def agreement(window: Window, convicted: npt.NDArray[np.bool_]) -> Array:
     """(submissions x submissions): the weights of the agreement graph's edges.
 
     In each layer what the clients of two rounds agree on anyway (early in training that is much) is taken away; the
     rest is measured in robust standard deviations, and the layers are averaged. A client is not compared with itself:
-    that it agrees with its own past says nothing.
+    that it agrees with its own past says nothing. Submissions of `convicted` clients do not say what is usual, unless
+    there are no others.
     """
     people = window.people()
     same = people[:, None] == people[None, :]
@@ -128,7 +129,7 @@ def agreement(window: Window) -> Array:
     def in_layer(rows: Tensor) -> Sketches:
         cosines: Sketches = (rows @ rows.T).numpy()
         cosines[same] = np.nan
-        cosines -= _in_common(cosines, place, sizes)[round_index[:, None], round_index[None, :]]
+        cosines -= _in_common(cosines, place, sizes, convicted)[round_index[:, None], round_index[None, :]]
         cosines /= max(_deviation(cosines), _SMALLEST_DEVIATION)
         return np.clip(cosines, _LEAST, _MOST, out=cosines)
 
@@ -162,26 +163,21 @@ def _places(round_index: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) ->
 
 
 def _in_common(
-    cosines: npt.NDArray[np.float32], place: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
+    cosines: npt.NDArray[np.float32],
+    place: npt.NDArray[np.int64],
+    sizes: npt.NDArray[np.int64],
+    convicted: npt.NDArray[np.bool_],
 ) -> npt.NDArray[np.float32]:
-    """(rounds x rounds): what the clients of two rounds agree on anyway, 0 where there are none.
-
-    That is the median cosine, unless attackers are so many in these rounds that it lies between two of them. A client's
-    own median lies there only if it is an attacker, so that the lowest tenth of these is honest. It lies below the
-    median anyway, by about the same everywhere; where it lies deeper by a standard deviation, it is what counts.
-    """
+    """(rounds x rounds): what the clients of two rounds agree on anyway: their median cosine, 0 where there is none."""
     rounds, seats = len(sizes), int(sizes.max())
     padded = np.full((rounds * seats, rounds * seats), np.nan, dtype=np.float32)
-    padded[place[:, None], place[None, :]] = cosines
-    by_rounds = padded.reshape(rounds, seats, rounds, seats)
-    medians = _quantile(by_rounds.transpose(0, 2, 1, 3).reshape(rounds, rounds, seats * seats), 0.5)
-    of_clients = _quantile(by_rounds, 0.5)
-    of_both = np.concatenate([of_clients.transpose(0, 2, 1), of_clients.transpose(2, 0, 1)], axis=2)
-    lowest = _quantile(of_both, _LOWEST)
-    there = ~np.isnan(medians)
-    lower = lowest + np.median((medians - lowest)[there]) if there.any() else lowest
-    result = np.where(medians - lower > _deviation(by_rounds - medians[:, None, :, None]), lower, medians)
-    return np.where(there, result, np.float32(0))
+    of_round = place // seats
+    left = np.bincount(of_round, weights=~convicted)[of_round]
+    kept = ~convicted | (left < _FEWEST)
+    padded[place[kept][:, None], place[kept][None, :]] = cosines[np.ix_(kept, kept)]
+    pairs = padded.reshape(rounds, seats, rounds, seats).transpose(0, 2, 1, 3).reshape(rounds, rounds, seats * seats)
+    medians = _median(pairs)
+    return np.where(np.isnan(medians), np.float32(0), medians)
 
 
 def _deviation(values: npt.NDArray[np.float32]) -> float:
@@ -190,12 +186,10 @@ def _deviation(values: npt.NDArray[np.float32]) -> float:
     return 1.4826 * float(np.median(there)) if len(there) else 0.0
 
 
-def _quantile(values: npt.NDArray[np.float32], share: float) -> npt.NDArray[np.float32]:
-    """The quantile along the last axis of what is there, NaN where nothing is; much faster than `numpy.nanquantile`."""
+def _median(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """The median along the last axis of what is there, NaN where nothing is; much faster than `numpy.nanmedian`."""
     ordered = np.sort(values, axis=-1)  # what is missing sorts last
-    position = share * np.maximum(np.sum(~np.isnan(values), axis=-1, keepdims=True) - 1, 0)
-    below = position.astype(np.int64)
-    above = np.ceil(position).astype(np.int64)
-    low, high = np.take_along_axis(ordered, below, axis=-1), np.take_along_axis(ordered, above, axis=-1)
-    result: npt.NDArray[np.float32] = (low + (high - low) * (position - below).astype(np.float32))[..., 0]
+    last = np.maximum(np.sum(~np.isnan(values), axis=-1, keepdims=True) - 1, 0)
+    low, high = (np.take_along_axis(ordered, place, axis=-1) for place in (last // 2, (last + 1) // 2))
+    result: npt.NDArray[np.float32] = ((low + high) / np.float32(2))[..., 0]
     return result

@@ -7,6 +7,7 @@ decides the Bayesian information criterion, and how surely a submission belongs,
 
 Honest clients whose data differ form communities too, one for each kind of data. They have many of their like, while
 attackers have none: so a community is believed only if it stands out from all that is left in the graph without it.
+Nor is it believed if it takes in nearly everybody of the rounds it is from: that is what those rounds had in common.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ _VECTORS = 3
 """How many leading eigenvectors are looked at: the first may show something honest clients have in common."""
 _SMALLEST = 3
 """How many clients make a community."""
+_NEARLY_ALL = 0.8
+"""Attackers are seldom more than this share of a round."""
 _PATIENCE = 5
 """How often a community is looked over."""
 _NOISE = 0.5
@@ -58,6 +61,7 @@ class Community:
 def find_communities(
     agreement: Array,
     people: npt.NDArray[np.int64],
+    rounds: npt.NDArray[np.int64],
     least_evidence: float,
     least_lead: float,
     convicted: npt.NDArray[np.bool_] | None = None,
@@ -71,6 +75,8 @@ def find_communities(
     people
         For each submission the number of its client. What a client sends again is no new evidence, so the criterion
         counts clients and not submissions.
+    rounds
+        For each submission its round.
     least_evidence
         How evident each must be; the more, the more structure is left in the graph without them.
     least_lead
@@ -97,6 +103,8 @@ def find_communities(
         members = np.any([one.members for one in believed], axis=0)
         if weakest < least_lead * max([floor, *others]) or _is_majority(members, people, convicted):
             continue
+        if any(_whole_rounds(one.members, members, rounds, convicted) for one in believed):
+            continue
         rest = agreement[np.ix_(~members, ~members)]
         values, vectors = _eigenvectors(rest)
         at_ends = max(_strength(rest, two_humps(end)[1] > 0.5) for end in _ends(vectors))
@@ -111,6 +119,23 @@ def _is_majority(
 ) -> bool:
     """Whether the members are more than half of the clients without a bad record: then they are the honest ones."""
     return 2 * _count(people[members & ~convicted]) > _count(people[~convicted])
+
+
+def _whole_rounds(
+    community: npt.NDArray[np.bool_],
+    members: npt.NDArray[np.bool_],
+    rounds: npt.NDArray[np.int64],
+    convicted: npt.NDArray[np.bool_],
+) -> bool:
+    """Whether most of a community are from rounds that nobody would be left of, among those without a bad record.
+
+    `members` are those of all communities together.
+    """
+    _, place = np.unique(rounds, return_inverse=True)
+    there, lost = (np.bincount(place, weights=rows & ~convicted) for rows in (np.ones_like(members), members))
+    whole = (there >= _SMALLEST) & (lost > _NEARLY_ALL * there)
+    own = community & ~convicted
+    return bool(2 * np.count_nonzero(own & whole[place]) > np.count_nonzero(own))
 
 
 def _count(people: npt.NDArray[np.int64]) -> int:

@@ -23,20 +23,29 @@ from .communities import FEWEST_CLIENTS, Community, find_communities
 from .config import GuardConfig
 from .scoring import Mask
 
-_SMALLEST_SPREAD, _LONE_SPREAD = 0.25, 0.35
-"""Lengths and peaks (logarithms) that vary less than this are taken to vary this much; the latter for a single update
-of a round that exceeds the usual. Attackers seldom come alone, and an honest update may be thrice as long as usual."""
+_SMALLEST_SPREAD = 0.25
+"""Lengths and peaks (logarithms) that vary less than this are taken to vary this much."""
+_LONE = 1.5
+"""By how much less the excess of a single update of a round counts. Attackers seldom come alone, and an honest update
+may be thrice as long as usual."""
 _TAILS = np.array([1.0, 1.5])
 """What a standard deviation of lengths and of peaks counts: single peaks of honest updates stand out further."""
+_LOW = 0.25
+"""Which quantile of a round's lengths is honest even if most of its clients attack, who take longer steps."""
+_GROWTH = 2.0
+"""How many times as long as usual accepted updates may be in one round."""
 _ENOUGH = 20
 """With fewer accepted updates than this to compare with, a round is compared with itself, too."""
-_CHANGED, _FEW_LEFT = 3.0, 0.2
-"""If all but this share of a round exceed the usual by more than this, it is the usual that has changed."""
+_CHANGED = 3.0
+"""If most of a round exceed the usual by more than this, it is the usual that has changed."""
 _TRIMMINGS, _TRIMMED = 3, 2.5
 """How often, and from how many standard deviations on, what is compared with is trimmed."""
 _UNLIKE = 0.9
 """From which standard deviation of the logarithms of their lengths on clients are unlike: 0.4 is usual where all have
 the same kind of data, and 0.6 to 0.7 under Dirichlet's 0.5; it is 1.1 to 2 under 0.05."""
+_MENDING = 4.0
+"""How many times as long as usual updates are that mend a model which was damaged: they were 6 times as long where
+accuracy had fallen to a fifth, and at most 2.2 times where nothing was wrong."""
 _REMEMBERED = 200
 """How many accepted updates' lengths and peaks are remembered."""
 _SHORT_STEPS = 3.0
@@ -52,22 +61,21 @@ class Usual:
 
     seen: list[tuple[float, float]] = field(default_factory=list)
 
-    def excess(self, shapes: Array, allowed: float = math.inf) -> Array:
+    def excess(self, shapes: Array, allowed: float = math.inf, convicted: Mask | None = None) -> Array:
         """For each update how far, in robust standard deviations, its length or peak exceeds the usual.
 
-        If almost all of a round exceed it, it is the usual that has changed, and the round is compared with itself.
-        If a single one exceeds it by more than is `allowed`, that counts for less.
+        If most of those who are not `convicted` exceed it, it is the usual that has changed, and the round is compared
+        with itself. If a single one exceeds it by more than is `allowed`, that counts for less.
         """
         own = shapes[_moving(shapes)]
         if not len(own):
             return np.zeros(len(shapes))
         seen = np.array(self.seen).reshape(-1, 2)
-        reference = seen if len(seen) >= _ENOUGH else np.concatenate([seen, own])
-        beyond = _excess(shapes, reference, _SMALLEST_SPREAD)
-        if np.quantile(beyond, _FEW_LEFT) > _CHANGED:
-            reference, beyond = own, _excess(shapes, own, _SMALLEST_SPREAD)
+        beyond = _excess(shapes, seen if len(seen) >= _ENOUGH else np.concatenate([seen, own]))
+        if np.median(beyond if convicted is None or convicted.all() else beyond[~convicted]) > _CHANGED:
+            beyond = _excess(shapes, own)
         if np.count_nonzero(beyond > allowed) == 1:
-            return np.where(beyond > allowed, _excess(shapes, reference, _LONE_SPREAD), beyond)
+            return np.where(beyond > allowed, beyond / _LONE, beyond)
         return beyond
 
     def length(self, norms: Array) -> float:
@@ -82,9 +90,15 @@ class Usual:
     def limit(self, norms: Array) -> float:
         """To which length accepted updates are clipped: the median over what is remembered.
 
-        It is no less than the median of the round's own accepted `norms`: where updates grow, it must not lag behind.
+        Or, where updates grow, the lower quartile of the round's own accepted `norms`, up to twice the median. In the
+        first rounds, most of which may be attackers', that quartile alone counts.
         """
-        return max(self.length(norms), float(np.median(norms)))
+        own, usual = float(np.quantile(norms, _LOW)), self.length(norms)
+        return min(max(usual, own), _GROWTH * usual) if len(self.seen) >= _ENOUGH else own
+
+    def much_longer(self, norms: Array) -> bool:
+        """Whether most of a round's accepted updates are far longer than usual: they have to mend the model."""
+        return len(norms) > 0 and float(np.median(norms)) > _MENDING * self.length(norms)
 
     def add(self, shapes: Array) -> None:
         """Remember accepted updates; those of idle clients say nothing."""
@@ -98,9 +112,9 @@ def _moving(shapes: Array) -> Mask:
     return result
 
 
-def _excess(shapes: Array, reference: Array, smallest_spread: float) -> Array:
+def _excess(shapes: Array, reference: Array) -> Array:
     middle, spread = np.array([_middle_and_spread(values) for values in reference.T]).T
-    result: Array = np.max((shapes - middle) / np.maximum(spread, smallest_spread) / _TAILS, axis=1)
+    result: Array = np.max((shapes - middle) / np.maximum(spread, _SMALLEST_SPREAD) / _TAILS, axis=1)
     return result
 
 
@@ -178,10 +192,10 @@ def examine(
     communities: list[Community] = []
     members = np.zeros(len(window.clients), dtype=bool)
     if usual.any():
-        graph, people = agreement(window), window.people()
+        graph, people = agreement(window, convicted), window.people()
         evidence = config.unlike_evidence if unlike else config.least_evidence
         lead = config.unlike_lead if unlike else config.least_lead
-        communities = find_communities(graph, people, evidence, lead, convicted)
+        communities = find_communities(graph, people, np.array(window.rounds), evidence, lead, convicted)
         rows = np.flatnonzero(usual)
         here = slice(-len(rows), None)
         other = twins_of(graph[here, here], convicted[here], config.twin_agreement)

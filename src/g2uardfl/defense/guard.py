@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import time
 from collections import OrderedDict
@@ -101,6 +102,8 @@ class G2uardFL(Aggregator):
         """How far attackers seem to have moved the model before the guard was there."""
         self.taken_out = 0.0
         """How far it was moved back since."""
+        self.eliminated = 0
+        """The last round in which it was."""
         self.poison_signs: list[float] = []
         """What the last rounds with attackers said about that, one after the other."""
         self.window = Window(config.window)
@@ -163,9 +166,11 @@ class G2uardFL(Aggregator):
         accepted = judgement.accepted
         coefficients = benign = self._shares(norms, accepted)
         step = round_.weighted_sum(benign)
-        undone = self._undone(step, judgement.examination.members, sketches[accepted])
+        spoilt = self._spoilt(norms[accepted])
+        undone = self._undone(judgement.examination.members) if spoilt is None else spoilt
         if undone is not None:
-            step = step - undone.step.to(step)
+            # What clients sent they learnt from the model that is given up.
+            step, coefficients = -undone.step.to(step), 0 * benign
         # Among clients who are unlike, a community may be honest, and the model would lose what only its members know.
         elif config.eliminate and judgement.colluding.sum() > 1 and not self.usual.unlike():
             away = judgement.colluding / judgement.colluding.sum() - benign
@@ -175,35 +180,50 @@ class G2uardFL(Aggregator):
             if factor > 0:
                 step, coefficients = step - factor * poison, benign - factor * away
                 self.steps.blocks.clear()  # what was before is not worth going back to
+                self.eliminated = self.round
+        if config.undo and undone is None:
+            self.steps.add(self.round, step)
         verdicts = explain_examination(clients, judgement, coefficients, config)
         clock.lap("aggregation")
-        return Outcome(step, benign, verdicts, _note(undone, accepted))
+        why = "attackers had been accepted who are recognised now" if spoilt is None else "taking out poison did harm"
+        return Outcome(step, benign, verdicts, _note(undone, why, accepted))
 
-    def _undone(self, step: Tensor, malicious: Mask, accepted: Sketches) -> Block | None:
+    def _spoilt(self, norms: Array) -> Block | None:
+        """The last step, if it was an elimination that the accepted clients, whose updates are so long, have to mend.
+
+        Nothing is taken out any more then.
+        """
+        if self.eliminated != self.round - 1 or not self.usual.much_longer(norms):
+            return None
+        self.taken_out = math.inf
+        return self.steps.take_since([self.eliminated])
+
+    def _undone(self, malicious: Mask) -> Block | None:
         """How the model moved since submissions were accepted that are malicious, as is known by now.
 
-        The round's own `step` is remembered. But while everybody learns the same there is too much to lose: nothing is
-        undone then, neither now nor later.
+        But not since rounds in which everybody else learnt the same, as in the round before: there is too much to lose.
         """
-        if not self.config.undo or agree_on_average(accepted) > _LEARNING:
-            self.steps.blocks.clear()
-            return None
         rounds = np.array(self.window.rounds, dtype=np.int64)
         self.steps.forget(before=int(rounds.min(initial=self.round)))
-        undone = self.steps.take_since(rounds[malicious & self.window.accepted].tolist())
-        self.steps.add(self.round, step)
-        return undone
+        accepted = self.window.accepted
+
+        def learnt_alike(number: int) -> float:
+            return agree_on_average(self.window.sketches[accepted & ~malicious & (rounds == number)])
+
+        poisoned = sorted(set(rounds[malicious & accepted].tolist()))
+        before = {number: max(rounds[rounds < number], default=number) for number in poisoned}
+        return self.steps.take_since([n for n in poisoned if min(map(learnt_alike, (n, before[n]))) <= _LEARNING])
 
     def _judge_agreement(self, clients: tuple[ClientId, ...], shapes: Array, sketches: Sketches) -> Judgement:
         config = self.config
-        excess = self.usual.excess(shapes, config.outlier_excess)
+        before = self.scores.read(clients, self.round)
+        excess = self.usual.excess(shapes, config.outlier_excess, before < _CONVICTED)
         usual = excess <= config.outlier_excess
         self.window.add(
             self.round, [client for client, one in zip(clients, usual, strict=True) if one], sketches[usual]
         )
         convicted = self.scores.read(self.window.clients, self.round) < _CONVICTED
         examination = examine(self.window, convicted, usual, excess, config, unlike=self.usual.unlike())
-        before = self.scores.read(clients, self.round)
         malicious = suspected(examination.suspicion, before, config.record_weight)
         accepted = ~malicious & (before >= config.poor_record)
         moved = moved_scores(
@@ -365,6 +385,7 @@ class G2uardFL(Aggregator):
             "usual": self.usual.seen,
             "poison_before": self.poison_before,
             "taken_out": self.taken_out,
+            "eliminated": self.eliminated,
             "poison_signs": self.poison_signs,
         }
         arrays: dict[str, Any] = {
@@ -409,6 +430,7 @@ class G2uardFL(Aggregator):
                 ]
             self.poison_before = float(values["poison_before"])
             self.taken_out = float(values["taken_out"])
+            self.eliminated = int(values["eliminated"])
             self.poison_signs = [float(sign) for sign in values["poison_signs"]]
             self.usual.seen = [(length, peak) for length, peak in values["usual"]]
             if "last_global" in arrays:
@@ -432,12 +454,11 @@ class G2uardFL(Aggregator):
         return guard
 
 
-def _note(undone: Block | None, accepted: Mask) -> str:
+def _note(undone: Block | None, why: str, accepted: Mask) -> str:
     """What there is to say about a round as a whole."""
     sentences = []
     if undone is not None:
-        before = f"The model went back to before round {undone.rounds[0]}"
-        sentences.append(f"{before}: attackers had been accepted who are recognised now.")
+        sentences.append(f"The model went back to before round {undone.rounds[0]}: {why}.")
     if not accepted.any():
         outcome = "the global model was kept" if undone is None else "nothing new came in"
         sentences.append(f"Every client was refused: {outcome}.")
