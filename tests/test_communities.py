@@ -369,6 +369,12 @@ def test_a_community_of_nearly_everybody_in_its_rounds_is_what_those_rounds_have
     assert [indices(one.members) for one in found] == ([indices(members)] if believed else [])
 
 
+@pytest.mark.parametrize(("size", "believed"), [(4, 1), (8, 2)])
+def test_a_community_that_is_far_weaker_than_the_strongest_is_not_believed_beside_it(size, believed):
+    graph = planted(150, 0, (range(30), 8.0), (range(30, 30 + size), 10.0))
+    assert len(found_in(graph, np.arange(150), ENOUGH)) == believed
+
+
 def test_who_was_convicted_before_does_not_leave_anybody_of_a_round():
     """Three attackers of each round are convicted; the community takes in everybody else of two rounds."""
     rounds, convicted = np.arange(100) // 10, np.arange(100) % 10 < 3

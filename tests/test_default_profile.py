@@ -294,7 +294,7 @@ def test_who_was_refused_wrongly_gets_its_standing_back_after_clean_rounds():
             decision, score = "malicious", score + DEFAULT.score_step * (-1 - score)
         else:
             decision = "accepted" if score >= DEFAULT.poor_record else "held_out"
-            score += DEFAULT.recovery_step * (1 - score)
+            score += DEFAULT.recovery_step * min(1, 1 + score) * (1 - score)
         expected.append((decision, score))
         model = result.weights
     assert [verdict.decision for verdict in found] == [decision for decision, _ in expected]
@@ -302,6 +302,19 @@ def test_who_was_refused_wrongly_gets_its_standing_back_after_clean_rounds():
     assert found[4].decision == "held_out"
     assert found[-1].decision == "accepted"
     assert found[-1].benign_score > 0.5
+
+
+def test_who_was_refused_often_takes_longer_to_get_its_standing_back():
+    clean_rounds_needed = []
+    for convictions in (2, 4):
+        guard, model, clean = G2uardFL(), first_model(), 0
+        for number in range(1, 40):
+            length = 50.0 if number <= convictions else 1.0
+            verdict = guard.aggregate(model, with_long(model, number, range(10), 4, length)).verdicts[4]
+            clean += verdict.decision == "held_out"
+        clean_rounds_needed.append(clean)
+    # One more than these rounds, and it is accepted again.
+    assert clean_rounds_needed == [3, 8]
 
 
 def test_if_every_client_is_refused_the_model_is_kept_and_that_is_said():

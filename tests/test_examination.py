@@ -234,7 +234,7 @@ def test_the_worst_record_condemns_nobody_by_itself():
 @given(score=st.floats(-1, 1), suspicion=st.floats(0, 1), fall=st.floats(0.01, 1), rise=st.floats(0.01, 1))
 def test_scores_move_by_a_share_of_the_way_and_stay_between_minus_one_and_one(score, suspicion, fall, rise):
     goal = (1 - suspicion) * 1.0 + suspicion * -1.0
-    share = fall if goal < score else rise
+    share = fall if goal < score else rise * (1 + score) if score < 0 else rise
     moved = float(moved_scores(np.array([score]), np.array([suspicion]), fall, rise)[0])
     assert moved == pytest.approx((1 - share) * score + share * goal)
     assert -1 - 1e-12 <= moved <= 1 + 1e-12
@@ -242,7 +242,7 @@ def test_scores_move_by_a_share_of_the_way_and_stay_between_minus_one_and_one(sc
 
 def test_scores_by_hand():
     found = moved_scores(np.array([0.0, 0.0, 0.5, -0.8]), np.array([0.0, 1.0, 0.5, 0.25]), 0.3, 0.1)
-    assert found.tolist() == pytest.approx([0.1, -0.3, 0.35, -0.67])
+    assert found.tolist() == pytest.approx([0.1, -0.3, 0.35, -0.774])
 
 
 def length(poison=1.0, accepted=100.0, usual=2.0, left=100.0, **settings):

@@ -30,6 +30,8 @@ _SMALLEST = 3
 """How many clients make a community."""
 _NEARLY_ALL = 0.8
 """Attackers are seldom more than this share of a round."""
+_COMPARABLE = 0.25
+"""Communities that are weaker than this beside the strongest are not believed together with it."""
 _PATIENCE = 5
 """How often a community is looked over."""
 _NOISE = 0.5
@@ -100,6 +102,8 @@ def find_communities(
     for count in range(len(evident), 0, -1):
         believed = evident[:count]
         weakest, others = believed[-1].strength, [one.strength for one in found if one not in believed]
+        if weakest < _COMPARABLE * believed[0].strength:
+            continue
         members = np.any([one.members for one in believed], axis=0)
         if weakest < least_lead * max([floor, *others]) or _is_majority(members, people, convicted):
             continue

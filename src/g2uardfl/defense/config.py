@@ -108,8 +108,8 @@ class GuardConfig:
     """(agreement) How many standard deviations longer or more peaked than usual an update may be."""
     record_weight: float = number(3.0, 0, 100)
     """(agreement) What a benign score of -1 adds to the log-odds of a suspicion."""
-    recovery_step: float = number(0.1, 0, 1, above=True)
-    """(agreement) How fast benign scores rise; `score_step` is how fast they fall."""
+    recovery_step: float = number(0.2, 0, 1, above=True)
+    """(agreement) How fast benign scores rise, slower where they are bad; `score_step` is how fast they fall."""
     poor_record: float = number(-0.7, -1, 0)
     """(agreement) Below this benign score a client is held out even if nothing is found against its update; no single
     round brings a newcomer there."""

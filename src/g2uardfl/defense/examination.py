@@ -234,9 +234,12 @@ def suspected(suspicion: Array, scores: Array, record_weight: float) -> Mask:
 
 
 def moved_scores(scores: Array, suspicion: Array, fall: float, rise: float) -> Array:
-    """Scores move towards +1 for the unsuspected and -1 for the surely malicious, by the share `fall` or `rise`."""
+    """Scores move towards +1 for the unsuspected and -1 for the surely malicious, by the share `fall` or `rise`.
+
+    The worse a score the slower it rises: who was convicted often has to prove more than who was once.
+    """
     aim = 1 - 2 * suspicion
-    result: Array = scores + np.where(aim < scores, fall, rise) * (aim - scores)
+    result: Array = scores + np.where(aim < scores, fall, rise * np.minimum(1, 1 + scores)) * (aim - scores)
     return result
 
 
