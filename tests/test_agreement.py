@@ -280,14 +280,29 @@ def literal_agreement(window: Window, convicted):
 
 
 def literal_in_common(window: Window, convicted, cosines):
-    """Medians over those who are not convicted, or over everybody in rounds with less than three of them."""
+    """Over those who are not convicted, or over everybody in rounds with less than three of them."""
     unconvicted = Counter(number for number, bad in zip(window.rounds, convicted, strict=True) if not bad)
     speak = [not bad or unconvicted[number] < 3 for number, bad in zip(window.rounds, convicted, strict=True)]
-    blocks = defaultdict(list)
+    blocks = defaultdict(dict)
     for (i, j), cosine in cosines.items():
         if speak[i] and speak[j]:
-            blocks[window.rounds[i], window.rounds[j]].append(cosine)
-    return {block: statistics.median(values) for block, values in blocks.items()}
+            blocks[window.rounds[i], window.rounds[j]][i, j] = cosine
+    medians, lowest, apart = {}, {}, {}
+    for key, block in blocks.items():
+        medians[key] = statistics.median(block.values())
+        rows = [[c for p, c in block.items() if p[0] == i] for i in {p[0] for p in block}]
+        columns = [[c for p, c in block.items() if p[1] == j] for j in {p[1] for p in block}]
+        lowest[key] = np.quantile([statistics.median(values) for values in rows + columns], 0.1)
+        apart[key] = [abs(c - medians[key]) for c in block.values()]
+    if not medians:
+        return {}
+    usual_gap = statistics.median(medians[key] - lowest[key] for key in medians)
+    everywhere = statistics.median(c for values in apart.values() for c in values)
+    spread = {key: 1.4826 * max(everywhere, statistics.median(values)) for key, values in apart.items()}
+    return {
+        key: lowest[key] + usual_gap if medians[key] - lowest[key] - usual_gap > spread[key] else medians[key]
+        for key in medians
+    }
 
 
 WINDOWS = {
@@ -322,22 +337,27 @@ def test_agreement_of_any_window_is_the_literal_double_loop(rounds, layers, seed
     np.testing.assert_allclose(agreement(window, convicted), literal_agreement(window, convicted), atol=2e-4)
 
 
-@pytest.mark.parametrize("attackers", [2, 5, 7])
-def test_attackers_with_a_bad_record_agree_and_others_do_not_however_many_attack_in_one_round(attackers):
-    rounds = [list(range(10 * number, 10 * number + 10)) for number in range(6)]
+@pytest.mark.parametrize("attackers", [2, 5, 7, 8])
+@pytest.mark.parametrize("before", [1, 5])
+@pytest.mark.parametrize("known", [False, True])
+def test_attackers_agree_and_others_do_not_however_many_attack_in_one_round(attackers, before, known):
+    count = 10 * (before + 1)
+    rounds = [list(range(first, first + 10)) for first in range(0, count, 10)]
     window = window_of(rounds, layers=2, width=512)
     poison = np.random.default_rng(1).normal(size=(2, 512)) / math.sqrt(512)
-    attack = np.arange(60) % 10 < np.where(np.arange(60) < 50, 3, attackers)
+    last, strangers = np.arange(count) >= 10 * before, ~np.eye(count, dtype=bool)
+    attack = np.arange(count) % 10 < np.where(last, attackers, 3)
     window.sketches[attack] += poison.astype(np.float32)
     window.sketches /= np.linalg.norm(window.sketches, axis=-1, keepdims=True)
-    found = agreement(window, attack)
-    last, strangers = np.arange(60) >= 50, ~np.eye(60, dtype=bool)
+    convicted = attack & known & (np.arange(count) % 2 == 0)
+    found = agreement(window, convicted)
+    np.testing.assert_allclose(found, literal_agreement(window, convicted), atol=2e-4)
 
     def mean_of(first, second):
         return found[np.ix_(first, second)][strangers[np.ix_(first, second)]].mean()
 
     assert mean_of(last & attack, last & attack) > 1
-    assert abs(mean_of(last & ~attack, last)) < 0.6
+    assert mean_of(last & ~attack, last) < 0.6
     assert mean_of(last & attack, attack) > 1
 
 

@@ -24,6 +24,8 @@ from ..weights import Layer
 
 Sketches = npt.NDArray[np.float32]
 
+_LOWEST = 0.1
+"""Which share of the clients of a round is honest at least, but for very few rounds."""
 _FEWEST = 3
 """Of a round with fewer clients without a bad record than this, the others say what is usual as well."""
 _SMALLEST_DEVIATION = 0.01
@@ -168,16 +170,29 @@ def _in_common(
     sizes: npt.NDArray[np.int64],
     convicted: npt.NDArray[np.bool_],
 ) -> npt.NDArray[np.float32]:
-    """(rounds x rounds): what the clients of two rounds agree on anyway: their median cosine, 0 where there is none."""
+    """(rounds x rounds): what the clients of two rounds agree on anyway, 0 where there are none.
+
+    That is the median cosine, unless attackers are so many in these rounds that it lies between two of them. A client's
+    own median lies there only if it is an attacker, so that the lowest tenth of these is honest. It lies below the
+    median anyway, by about the same everywhere; where it lies deeper by a standard deviation, it is what counts.
+    """
     rounds, seats = len(sizes), int(sizes.max())
     padded = np.full((rounds * seats, rounds * seats), np.nan, dtype=np.float32)
     of_round = place // seats
     left = np.bincount(of_round, weights=~convicted)[of_round]
     kept = ~convicted | (left < _FEWEST)
     padded[place[kept][:, None], place[kept][None, :]] = cosines[np.ix_(kept, kept)]
-    pairs = padded.reshape(rounds, seats, rounds, seats).transpose(0, 2, 1, 3).reshape(rounds, rounds, seats * seats)
-    medians = _median(pairs)
-    return np.where(np.isnan(medians), np.float32(0), medians)
+    by_rounds = padded.reshape(rounds, seats, rounds, seats)
+    pairs = by_rounds.transpose(0, 2, 1, 3).reshape(rounds, rounds, seats * seats)
+    medians = _quantile(pairs, 0.5)
+    of_clients = _quantile(by_rounds, 0.5)
+    lowest = _quantile(np.concatenate([of_clients.transpose(0, 2, 1), of_clients.transpose(2, 0, 1)], axis=2), _LOWEST)
+    there = ~np.isnan(medians)
+    lower = lowest + np.median((medians - lowest)[there]) if there.any() else lowest
+    apart = np.abs(pairs - medians[:, :, None])
+    # The deviation in these rounds or in all, whichever is more: early in training it is not the same everywhere.
+    deviations = np.maximum(1.4826 * _quantile(apart, 0.5), _deviation(apart))
+    return np.where(there, np.where(medians - lower > deviations, lower, medians), np.float32(0))
 
 
 def _deviation(values: npt.NDArray[np.float32]) -> float:
@@ -186,10 +201,12 @@ def _deviation(values: npt.NDArray[np.float32]) -> float:
     return 1.4826 * float(np.median(there)) if len(there) else 0.0
 
 
-def _median(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """The median along the last axis of what is there, NaN where nothing is; much faster than `numpy.nanmedian`."""
+def _quantile(values: npt.NDArray[np.float32], share: float) -> npt.NDArray[np.float32]:
+    """The quantile along the last axis of what is there, NaN where nothing is; much faster than `numpy.nanquantile`."""
     ordered = np.sort(values, axis=-1)  # what is missing sorts last
-    last = np.maximum(np.sum(~np.isnan(values), axis=-1, keepdims=True) - 1, 0)
-    low, high = (np.take_along_axis(ordered, place, axis=-1) for place in (last // 2, (last + 1) // 2))
-    result: npt.NDArray[np.float32] = ((low + high) / np.float32(2))[..., 0]
+    position = share * np.maximum(np.sum(~np.isnan(values), axis=-1, keepdims=True) - 1, 0)
+    below = position.astype(np.int64)
+    above = np.ceil(position).astype(np.int64)
+    low, high = np.take_along_axis(ordered, below, axis=-1), np.take_along_axis(ordered, above, axis=-1)
+    result: npt.NDArray[np.float32] = (low + (high - low) * (position - below).astype(np.float32))[..., 0]
     return result
