@@ -14,13 +14,16 @@ import argparse
 import statistics
 from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from detectors import group_of, without
 
 INGREDIENTS: dict[str, dict[str, Any]] = {
+    # Settings of the guard, or constants of a module of the defence (with a dot).
     "all": {},
     "without earlier rounds": {"window": 10},
     "without having to stand out": {"least_lead": 0.0, "unlike_lead": 0.0},
@@ -28,6 +31,9 @@ INGREDIENTS: dict[str, dict[str, Any]] = {
     "without outliers": {"outlier_excess": 1e9},
     "without twins": {"twin_agreement": 1e9},
     "without records": {"record_weight": 0.0, "poor_record": -1.0},
+    "with convicted clients saying what is usual": {"agreement._FEWEST": 10**9},
+    "with communities of whole rounds": {"communities._NEARLY_ALL": 1.0},
+    "with weak communities beside strong ones": {"communities._COMPARABLE": 0.0},
 }
 COLUMNS = ["recall", "benign refused", "benign refused, nobody attacks"]
 
@@ -42,20 +48,27 @@ def judged(path: Path, settings: dict[str, Any]) -> list[tuple[str, float]]:
     torch.set_num_threads(1)
     record = Record.load(path)
     figures = []
-    for honest_alone in (False, True):
-        guard = G2uardFL(**settings)
-        refused: dict[bool, list[bool]] = {True: [], False: []}
-        for observation, attacking in zip(record.rounds, record.attacking, strict=True):
-            if honest_alone and attacking.all():
-                continue
-            verdicts = guard.judge(without(observation, attacking) if honest_alone else observation)
-            for client, attacks in zip(observation.clients, attacking, strict=True):
-                if client in verdicts:
-                    refused[bool(attacks)].append(verdicts[client].refused)
-        if honest_alone:
-            figures.append((COLUMNS[2], statistics.fmean(refused[False])))
-        elif refused[True]:
-            figures += [(COLUMNS[0], statistics.fmean(refused[True])), (COLUMNS[1], statistics.fmean(refused[False]))]
+    constants = {name: value for name, value in settings.items() if "." in name}
+    with ExitStack() as stack:
+        for name, value in constants.items():
+            stack.enter_context(patch(f"g2uardfl.defense.{name}", value))
+        for honest_alone in (False, True):
+            guard = G2uardFL(**{name: value for name, value in settings.items() if name not in constants})
+            refused: dict[bool, list[bool]] = {True: [], False: []}
+            for observation, attacking in zip(record.rounds, record.attacking, strict=True):
+                if honest_alone and attacking.all():
+                    continue
+                verdicts = guard.judge(without(observation, attacking) if honest_alone else observation)
+                for client, attacks in zip(observation.clients, attacking, strict=True):
+                    if client in verdicts:
+                        refused[bool(attacks)].append(verdicts[client].refused)
+            if honest_alone:
+                figures.append((COLUMNS[2], statistics.fmean(refused[False])))
+            elif refused[True]:
+                figures += [
+                    (COLUMNS[0], statistics.fmean(refused[True])),
+                    (COLUMNS[1], statistics.fmean(refused[False])),
+                ]
     return figures
 
 
