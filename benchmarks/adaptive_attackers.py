@@ -8,6 +8,7 @@ All but the last wrap any other attack. From another folder, put this one on Pyt
 from __future__ import annotations
 
 import dataclasses
+from abc import abstractmethod
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -68,12 +69,8 @@ class MixedDirectionsSettings:
     """What the malicious update weighs; the honest one weighs the rest."""
 
 
-class MixedDirections(Wrapper):
-    """Each attacker trains honestly as well, and sends a mixture of both updates."""
-
-    name = "mixed_directions"
-    summary = "wrapper: attackers mix an honest update into the malicious one"
-    Settings = MixedDirectionsSettings
+class TrainingBoth(Wrapper):
+    """Each attacker trains honestly as well; subclasses make of both what is sent."""
 
     def jobs(self, turn: Turn) -> Mapping[Hashable, Job]:
         """The inner attack's jobs, and an honest one for each attacker."""
@@ -81,10 +78,29 @@ class MixedDirections(Wrapper):
         return {**{("inner", key): job for key, job in self.inner.jobs(turn).items()}, **honest}
 
     def submissions(self, turn: Turn, trained: Mapping[Hashable, Model]) -> Mapping[int, Model]:
-        """A mixture of what the inner attack sends and what an honest client would."""
+        """What `disguised` makes of the attackers' honest models and of what the inner attack sends."""
         inner = {key: model for (kind, key), model in trained.items() if kind == "inner"}
         sent = self.inner.submissions(turn, inner)
-        return {client: self._mixed(trained["honest", client], sent[client]) for client in sorted(sent)}
+        clients = sorted(sent)
+        return self.disguised(
+            {client: trained["honest", client] for client in clients}, {client: sent[client] for client in clients}
+        )
+
+    @abstractmethod
+    def disguised(self, honest: Mapping[int, Model], malicious: Mapping[int, Model]) -> Mapping[int, Model]:
+        """What each attacker sends."""
+
+
+class MixedDirections(TrainingBoth):
+    """A mixture of both updates is sent."""
+
+    name = "mixed_directions"
+    summary = "wrapper: attackers mix an honest update into the malicious one"
+    Settings = MixedDirectionsSettings
+
+    def disguised(self, honest: Mapping[int, Model], malicious: Mapping[int, Model]) -> Mapping[int, Model]:
+        """Each attacker mixes its own."""
+        return {client: self._mixed(honest[client], malicious[client]) for client in malicious}
 
     def _mixed(self, honest: Model, malicious: Model) -> Model:
         share = self.settings.share

@@ -1,9 +1,10 @@
-"""Attacks that nobody looked at while the default profile was made: five plug-ins to see whether it holds elsewhere.
+"""Attacks beside the paper's, as plug-ins, to see whether a defence holds elsewhere.
 
     python benchmarks/defense_runs.py --attacks "held_out_attacks:Neurotoxin(black_box)" held_out_attacks:Patch \
         --defenses fedavg g2uardfl
 
-From another folder, put this one on Python's path.
+The default profile was made without them until commit 4bf69cc; what they then showed has gone into it, so that they are
+no longer held out. From another folder, put this one on Python's path.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from adaptive_attackers import TrainingBoth
 from g2uardfl.attacks.adaptive import Wrapper
 from g2uardfl.attacks.base import Attack, Model, Turn, moved
 from g2uardfl.attacks.trigger import TriggerAttack
 from g2uardfl.settings import number
-from g2uardfl.simulation.training import Job
 from g2uardfl.state_files import SavedState
 from g2uardfl.tasks.base import Samples
 
@@ -49,7 +50,7 @@ class Neurotoxin(Wrapper):
         super().observe(turn)
         now = {name: turn.global_weights[name].detach().clone() for name in sorted(self.parameters)}
         if self._seen is not None and self.settings.masked > 0:
-            steps = {name: (now[name] - self._seen[name]).abs() for name in now}
+            steps = {name: (now[name] - self._seen[name].to(now[name])).abs() for name in now}
             every = torch.cat([step.flatten() for step in steps.values()])
             most = every.topk(max(1, round(self.settings.masked * len(every)))).values.min()
             self._busy = {name: step >= most for name, step in steps.items()}
@@ -63,7 +64,10 @@ class Neurotoxin(Wrapper):
         return {client: {**model, **self._kept(turn, model, self._busy)} for client, model in sent.items()}
 
     def _kept(self, turn: Turn, model: Model, busy: Mapping[str, Tensor]) -> Model:
-        return {name: torch.where(mask, turn.global_weights[name], model[name]) for name, mask in busy.items()}
+        return {
+            name: torch.where(mask.to(model[name].device), turn.global_weights[name], model[name])
+            for name, mask in busy.items()
+        }
 
     def state(self) -> SavedState:
         """What was seen last, beside what the inner attack remembers."""
@@ -91,7 +95,7 @@ class LittleIsEnoughSettings:
     """How far from the mean of honest updates a parameter may lie."""
 
 
-class LittleIsEnough(Wrapper):
+class LittleIsEnough(TrainingBoth):
     """All send the mean of their malicious updates, kept where honest ones might lie (after Baruch et al. 2019).
 
     What honest clients send they guess from training honestly themselves.
@@ -101,24 +105,17 @@ class LittleIsEnough(Wrapper):
     summary = "wrapper: attackers stay within what honest clients differ by"
     Settings = LittleIsEnoughSettings
 
-    def jobs(self, turn: Turn) -> Mapping[Hashable, Job]:
-        """The inner attack's jobs, and an honest one for each attacker."""
-        honest = {("honest", one.client): Job(one.client, one.clean, one.recipe, one.seed) for one in turn.members}
-        return {**{("inner", key): job for key, job in self.inner.jobs(turn).items()}, **honest}
-
-    def submissions(self, turn: Turn, trained: Mapping[Hashable, Model]) -> Mapping[int, Model]:
+    def disguised(self, honest: Mapping[int, Model], malicious: Mapping[int, Model]) -> Mapping[int, Model]:
         """One model for all; an attacker that is alone has nothing to compare with and sends what it trained."""
-        sent = self.inner.submissions(turn, {key: w for (kind, key), w in trained.items() if kind == "inner"})
-        if len(sent) < 2:
-            return sent
-        honest = [trained["honest", client] for client in sorted(sent)]
-        hidden = {name: self._hidden(name, honest, sent) for name in sorted(self.parameters)}
-        return {client: {**model, **hidden} for client, model in sent.items()}
+        if len(malicious) < 2:
+            return malicious
+        hidden = {name: self._hidden(name, honest, malicious) for name in sorted(self.parameters)}
+        return {client: {**model, **hidden} for client, model in malicious.items()}
 
-    def _hidden(self, name: str, honest: list[Model], sent: Mapping[int, Model]) -> Tensor:
-        around = torch.stack([model[name] for model in honest])
+    def _hidden(self, name: str, honest: Mapping[int, Model], malicious: Mapping[int, Model]) -> Tensor:
+        around = torch.stack([model[name] for model in honest.values()])
         mean, room = around.mean(dim=0), self.settings.deviations * around.std(dim=0)
-        wanted = torch.stack([sent[client][name] for client in sorted(sent)]).mean(dim=0)
+        wanted = torch.stack([model[name] for model in malicious.values()]).mean(dim=0)
         return wanted.clamp(mean - room, mean + room)
 
 

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 from adaptive_attackers import MixedDirections, OrthogonalNoise, Sleepers, TakingTurns, TwoGroups
 from g2uardfl import attacks
