@@ -114,7 +114,7 @@ def test_the_excess_of_a_single_update_of_a_round_counts_for_less():
     shapes[3, 0] = 20.0
     expected = literal_excess(shapes, past)
     assert usual_of(past).excess(shapes).tolist() == pytest.approx(expected)
-    expected[3] /= 1.5
+    expected[3] /= 1.4
     assert usual_of(past).excess(shapes, 4.0).tolist() == pytest.approx(expected)
     shapes[5, 0] = 20.0
     assert usual_of(past).excess(shapes, 4.0).tolist() == pytest.approx(literal_excess(shapes, past))

@@ -25,7 +25,7 @@ from .scoring import Mask
 
 _SMALLEST_SPREAD = 0.25
 """Lengths and peaks (logarithms) that vary less than this are taken to vary this much."""
-_LONE = 1.5
+_LONE = 1.4
 """By how much less the excess of a single update of a round counts. Attackers seldom come alone, and an honest update
 may be thrice as long as usual."""
 _TAILS = np.array([1.0, 1.5])
