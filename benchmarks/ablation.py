@@ -31,7 +31,6 @@ INGREDIENTS: dict[str, dict[str, Any]] = {
     "without outliers": {"outlier_excess": 1e9},
     "without twins": {"twin_agreement": 1e9},
     "without records": {"record_weight": 0.0, "poor_record": -1.0},
-    "with convicted clients saying what is usual": {"agreement._FEWEST": 10**9},
     "with communities of whole rounds": {"communities._NEARLY_ALL": 1.0},
     "with weak communities beside strong ones": {"communities._COMPARABLE": 0.0},
 }

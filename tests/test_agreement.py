@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter, defaultdict
+from collections import defaultdict
 
 import numpy as np
 import pytest
@@ -260,33 +260,25 @@ def window_of(rounds, layers, width=WIDTH, seed=0, common=0.0) -> Window:
     return window
 
 
-def nobody(window: Window):
-    return np.zeros(len(window.clients), dtype=bool)
-
-
-def literal_agreement(window: Window, convicted):
+def literal_agreement(window: Window):
     count, layers = window.sketches.shape[:2]
     total = [[0.0] * count for _ in range(count)]
     pairs = [(i, j) for i in range(count) for j in range(count) if window.clients[i] != window.clients[j]]
     for layer in range(layers):
         rest = {(i, j): dot(window.sketches[i, layer], window.sketches[j, layer]) for i, j in pairs}
-        common = literal_in_common(window, convicted, rest)
+        common = literal_in_common(window, rest)
         for i, j in pairs:
-            rest[i, j] -= common.get((window.rounds[i], window.rounds[j]), 0.0)
+            rest[i, j] -= common[window.rounds[i], window.rounds[j]]
         deviation = 1.4826 * statistics.median([abs(value) for value in rest.values()]) if rest else 0.0
         for (i, j), value in rest.items():
             total[i][j] += min(12.0, max(-6.0, value / max(deviation, 0.01)))
     return np.array(total) / layers
 
 
-def literal_in_common(window: Window, convicted, cosines):
-    """Over those who are not convicted, or over everybody in rounds with less than three of them."""
-    unconvicted = Counter(number for number, bad in zip(window.rounds, convicted, strict=True) if not bad)
-    speak = [not bad or unconvicted[number] < 3 for number, bad in zip(window.rounds, convicted, strict=True)]
+def literal_in_common(window: Window, cosines):
     blocks = defaultdict(dict)
     for (i, j), cosine in cosines.items():
-        if speak[i] and speak[j]:
-            blocks[window.rounds[i], window.rounds[j]][i, j] = cosine
+        blocks[window.rounds[i], window.rounds[j]][i, j] = cosine
     medians, lowest, apart = {}, {}, {}
     for key, block in blocks.items():
         medians[key] = statistics.median(block.values())
@@ -320,7 +312,7 @@ WINDOWS = {
 @pytest.mark.parametrize("rounds", WINDOWS.values(), ids=WINDOWS)
 def test_agreement_is_the_literal_double_loop(rounds, common):
     window = window_of(rounds, layers=3, common=common)
-    np.testing.assert_allclose(agreement(window, nobody(window)), literal_agreement(window, nobody(window)), atol=2e-4)
+    np.testing.assert_allclose(agreement(window), literal_agreement(window), atol=2e-4)
 
 
 @settings(max_examples=25, deadline=None)
@@ -329,18 +321,15 @@ def test_agreement_is_the_literal_double_loop(rounds, common):
     layers=st.integers(1, 4),
     seed=st.integers(0, 2**32 - 1),
     common=st.sampled_from([0.0, 0.5, 3.0]),
-    bad=st.sampled_from([0.0, 0.3, 0.8]),
 )
-def test_agreement_of_any_window_is_the_literal_double_loop(rounds, layers, seed, common, bad):
+def test_agreement_of_any_window_is_the_literal_double_loop(rounds, layers, seed, common):
     window = window_of(rounds, layers, seed=seed, common=common)
-    convicted = np.random.default_rng(seed).random(len(window.clients)) < bad
-    np.testing.assert_allclose(agreement(window, convicted), literal_agreement(window, convicted), atol=2e-4)
+    np.testing.assert_allclose(agreement(window), literal_agreement(window), atol=2e-4)
 
 
 @pytest.mark.parametrize("attackers", [2, 5, 7, 8])
 @pytest.mark.parametrize("before", [1, 5])
-@pytest.mark.parametrize("known", [False, True])
-def test_attackers_agree_and_others_do_not_however_many_attack_in_one_round(attackers, before, known):
+def test_attackers_agree_and_others_do_not_however_many_attack_in_one_round(attackers, before):
     count = 10 * (before + 1)
     rounds = [list(range(first, first + 10)) for first in range(0, count, 10)]
     window = window_of(rounds, layers=2, width=512)
@@ -349,9 +338,8 @@ def test_attackers_agree_and_others_do_not_however_many_attack_in_one_round(atta
     attack = np.arange(count) % 10 < np.where(last, attackers, 3)
     window.sketches[attack] += poison.astype(np.float32)
     window.sketches /= np.linalg.norm(window.sketches, axis=-1, keepdims=True)
-    convicted = attack & known & (np.arange(count) % 2 == 0)
-    found = agreement(window, convicted)
-    np.testing.assert_allclose(found, literal_agreement(window, convicted), atol=2e-4)
+    found = agreement(window)
+    np.testing.assert_allclose(found, literal_agreement(window), atol=2e-4)
 
     def mean_of(first, second):
         return found[np.ix_(first, second)][strangers[np.ix_(first, second)]].mean()
@@ -364,14 +352,14 @@ def test_attackers_agree_and_others_do_not_however_many_attack_in_one_round(atta
 def test_a_client_does_not_agree_with_its_own_past():
     window = window_of([[0, 1, 2, 3]] * 3, layers=2)
     same = np.equal.outer(window.people(), window.people())
-    assert (agreement(window, nobody(window))[same] == 0).all()
+    assert (agreement(window)[same] == 0).all()
 
 
 def test_one_layer_speaks_for_agreement_at_most_12_and_against_it_at_most_6():
     window = window_of([list(range(30))], layers=1, width=4096)
     window.sketches[1] = window.sketches[0]
     window.sketches[2] = -window.sketches[0]
-    found = agreement(window, nobody(window))
+    found = agreement(window)
     assert found[0, 1] == pytest.approx(12)
     assert found[0, 2] == pytest.approx(-6)
     assert found.max() <= 12
@@ -381,8 +369,8 @@ def test_one_layer_speaks_for_agreement_at_most_12_and_against_it_at_most_6():
 def test_idle_clients_agree_with_nobody_more_than_usual():
     window = window_of([list(range(20))], layers=2, width=512)
     window.sketches[:3] = 0
-    found = agreement(window, nobody(window))
-    np.testing.assert_allclose(found, literal_agreement(window, nobody(window)), atol=2e-4)
+    found = agreement(window)
+    np.testing.assert_allclose(found, literal_agreement(window), atol=2e-4)
     assert np.abs(found[:3]).max() < 1
 
 
@@ -390,6 +378,4 @@ def test_another_order_within_the_rounds_only_permutes_the_agreement():
     window = window_of([[0, 1, 2, 3, 4], [5, 1, 6], [0, 2, 7, 8]], layers=3)
     order = np.array([3, 1, 0, 4, 2, 7, 5, 6, 11, 9, 8, 10])
     turned = Window(1000, [window.clients[i] for i in order], window.rounds, window.sketches[order], np.zeros(12))
-    np.testing.assert_allclose(
-        agreement(turned, nobody(turned)), agreement(window, nobody(window))[np.ix_(order, order)], atol=1e-4
-    )
+    np.testing.assert_allclose(agreement(turned), agreement(window)[np.ix_(order, order)], atol=1e-4)

@@ -517,7 +517,7 @@ def test_two_clients_of_one_round_who_agree_almost_completely_are_twins():
     sketches = noise(10, 0)
     sketches[7] = sketches[2]
     window = window_of((list(range(10)), sketches))
-    graph = agreement(window, np.zeros(len(window.clients), dtype=bool))
+    graph = agreement(window)
     found = examined(window, np.zeros(10))
     for row in range(10):
         agrees = {other: graph[row, other] for other in range(10) if graph[row, other] > CONFIG.twin_agreement}

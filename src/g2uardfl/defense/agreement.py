@@ -26,8 +26,6 @@ Sketches = npt.NDArray[np.float32]
 
 _LOWEST = 0.1
 """Which share of the clients of a round is honest at least, but for very few rounds."""
-_FEWEST = 3
-"""Of a round with fewer clients without a bad record than this, the others say what is usual as well."""
 _SMALLEST_DEVIATION = 0.01
 """Cosines that vary less than this are taken to vary this much."""
 _LEAST, _MOST = -6.0, 12.0
@@ -115,13 +113,12 @@ class Window:
         return np.array([numbers.setdefault(client, len(numbers)) for client in self.clients], dtype=np.int64)
 
 
-def agreement(window: Window, convicted: npt.NDArray[np.bool_]) -> Array:
+def agreement(window: Window) -> Array:
     """(submissions x submissions): the weights of the agreement graph's edges.
 
     In each layer what the clients of two rounds agree on anyway (early in training that is much) is taken away; the
     rest is measured in robust standard deviations, and the layers are averaged. A client is not compared with itself:
-    that it agrees with its own past says nothing. Submissions of `convicted` clients do not say what is usual, unless
-    there are no others.
+    that it agrees with its own past says nothing.
     """
     people = window.people()
     same = people[:, None] == people[None, :]
@@ -131,7 +128,7 @@ def agreement(window: Window, convicted: npt.NDArray[np.bool_]) -> Array:
     def in_layer(rows: Tensor) -> Sketches:
         cosines: Sketches = (rows @ rows.T).numpy()
         cosines[same] = np.nan
-        cosines -= _in_common(cosines, place, sizes, convicted)[round_index[:, None], round_index[None, :]]
+        cosines -= _in_common(cosines, place, sizes)[round_index[:, None], round_index[None, :]]
         cosines /= max(_deviation(cosines), _SMALLEST_DEVIATION)
         return np.clip(cosines, _LEAST, _MOST, out=cosines)
 
@@ -165,10 +162,7 @@ def _places(round_index: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) ->
 
 
 def _in_common(
-    cosines: npt.NDArray[np.float32],
-    place: npt.NDArray[np.int64],
-    sizes: npt.NDArray[np.int64],
-    convicted: npt.NDArray[np.bool_],
+    cosines: npt.NDArray[np.float32], place: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.float32]:
     """(rounds x rounds): what the clients of two rounds agree on anyway, 0 where there are none.
 
@@ -178,10 +172,7 @@ def _in_common(
     """
     rounds, seats = len(sizes), int(sizes.max())
     padded = np.full((rounds * seats, rounds * seats), np.nan, dtype=np.float32)
-    of_round = place // seats
-    left = np.bincount(of_round, weights=~convicted)[of_round]
-    kept = ~convicted | (left < _FEWEST)
-    padded[place[kept][:, None], place[kept][None, :]] = cosines[np.ix_(kept, kept)]
+    padded[place[:, None], place[None, :]] = cosines
     by_rounds = padded.reshape(rounds, seats, rounds, seats)
     pairs = by_rounds.transpose(0, 2, 1, 3).reshape(rounds, rounds, seats * seats)
     medians = _quantile(pairs, 0.5)

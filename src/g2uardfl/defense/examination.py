@@ -192,7 +192,7 @@ def examine(
     communities: list[Community] = []
     members = np.zeros(len(window.clients), dtype=bool)
     if usual.any():
-        graph, people = agreement(window, convicted), window.people()
+        graph, people = agreement(window), window.people()
         evidence = config.unlike_evidence if unlike else config.least_evidence
         lead = config.unlike_lead if unlike else config.least_lead
         communities = find_communities(graph, people, np.array(window.rounds), evidence, lead, convicted)
