@@ -36,7 +36,7 @@ _GROWTH = 2.0
 """How many times as long as usual accepted updates may be in one round."""
 _ENOUGH = 20
 """With fewer accepted updates than this to compare with, a round is compared with itself, too."""
-_CHANGED = 3.0
+_CHANGED = 4.0
 """If most of a round exceed the usual by more than this, it is the usual that has changed."""
 _TRIMMINGS, _TRIMMED = 3, 2.5
 """How often, and from how many standard deviations on, what is compared with is trimmed."""
