@@ -41,33 +41,35 @@ def judged(path: Path, settings: dict[str, Any]) -> list[tuple[str, float]]:
     """Recall and benign clients refused in one record."""
     import torch
 
-    from g2uardfl import G2uardFL
-    from g2uardfl.defense.recording import Record
-
     torch.set_num_threads(1)
-    record = Record.load(path)
-    figures = []
     constants = {name: value for name, value in settings.items() if "." in name}
     with ExitStack() as stack:
         for name, value in constants.items():
             stack.enter_context(patch(f"g2uardfl.defense.{name}", value))
-        for honest_alone in (False, True):
-            guard = G2uardFL(**{name: value for name, value in settings.items() if name not in constants})
-            refused: dict[bool, list[bool]] = {True: [], False: []}
-            for observation, attacking in zip(record.rounds, record.attacking, strict=True):
-                if honest_alone and attacking.all():
-                    continue
-                verdicts = guard.judge(without(observation, attacking) if honest_alone else observation)
-                for client, attacks in zip(observation.clients, attacking, strict=True):
-                    if client in verdicts:
-                        refused[bool(attacks)].append(verdicts[client].refused)
-            if honest_alone:
-                figures.append((COLUMNS[2], statistics.fmean(refused[False])))
-            elif refused[True]:
-                figures += [
-                    (COLUMNS[0], statistics.fmean(refused[True])),
-                    (COLUMNS[1], statistics.fmean(refused[False])),
-                ]
+        return figures_of(path, {name: value for name, value in settings.items() if name not in constants})
+
+
+def figures_of(path: Path, settings: dict[str, Any]) -> list[tuple[str, float]]:
+    """The same for the guard's own settings."""
+    from g2uardfl import G2uardFL
+    from g2uardfl.defense.recording import Record
+
+    record = Record.load(path)
+    figures = []
+    for honest_alone in (False, True):
+        guard = G2uardFL(**settings)
+        refused: dict[bool, list[bool]] = {True: [], False: []}
+        for observation, attacking in zip(record.rounds, record.attacking, strict=True):
+            if honest_alone and attacking.all():
+                continue
+            verdicts = guard.judge(without(observation, attacking) if honest_alone else observation)
+            for client, attacks in zip(observation.clients, attacking, strict=True):
+                if client in verdicts:
+                    refused[bool(attacks)].append(verdicts[client].refused)
+        if honest_alone:
+            figures.append((COLUMNS[2], statistics.fmean(refused[False])))
+        elif refused[True]:
+            figures += [(COLUMNS[0], statistics.fmean(refused[True])), (COLUMNS[1], statistics.fmean(refused[False]))]
     return figures
 
 

@@ -44,8 +44,7 @@ _UNLIKE = 0.9
 """From which standard deviation of the logarithms of their lengths on clients are unlike: 0.4 is usual where all have
 the same kind of data, and 0.6 to 0.7 under Dirichlet's 0.5; it is 1.1 to 2 under 0.05."""
 _MENDING = 4.0
-"""How many times as long as usual updates are that mend a model which was damaged: they were 6 times as long where
-accuracy had fallen to a fifth, and at most 2.2 times where nothing was wrong."""
+"""How many times as long as usual updates are that mend a model which was damaged; honest ones hardly ever are."""
 _REMEMBERED = 200
 """How many accepted updates' lengths and peaks are remembered."""
 _SHORT_STEPS = 3.0
