@@ -1,9 +1,13 @@
 """Records of rounds under every attack, to try detectors on without training (`g2uardfl.defense.recording`).
 
-For each combination of task, attack, α and PMR one file is made from a model that stays clean (attackers' updates are
-noted but left out of the average) and one from a model that is being poisoned (FedAvg).
+For each combination of attack, α and PMR one file is made from a model that stays clean (attackers' updates are noted
+but left out of the average) and one from a model that is already poisoned and stays so (FedAvg). Each attack poisons
+its model once, in `--poison-rounds` rounds of FedAvg over alike clients, a quarter of them malicious.
 
-    python benchmarks/make_records.py --task mnist --attacks black_box pgd --rounds 60 --device cuda --out records
+    python benchmarks/make_records.py --task mnist --attacks black_box pgd --alphas inf 0.5 0.05 --pmrs 0.1 0.25 0.45 \
+        --rounds 20 --device cuda --processes 8 --out records
+
+Records that are already there are not made again.
 """
 
 from __future__ import annotations
@@ -13,14 +17,29 @@ import itertools
 import math
 import multiprocessing
 import time
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 
-def record(settings: dict[str, Any], clean: bool, skip: int, path: str) -> str:
-    """Run one federation and write its record; the first `skip` rounds are left out."""
+def poison(settings: dict[str, Any], path: str) -> str:
+    """Let an attack into a model that nobody defends, and keep the model."""
+    import torch
+
+    from g2uardfl.simulation.config import RunConfig
+    from g2uardfl.simulation.run import Simulation
+    from g2uardfl.simulation.start import write_model
+
+    torch.set_num_threads(1)
+    simulation = Simulation(RunConfig(**settings))
+    summary = simulation.run()
+    write_model(path, simulation.weights)
+    return f"{Path(path).name}: ASR {100 * summary['asr']:.1f}"
+
+
+def record(settings: dict[str, Any], clean: bool, path: str) -> str:
+    """Run one federation and write its record."""
     import torch
 
     from g2uardfl.aggregation import Aggregator, Outcome, Round
@@ -57,10 +76,8 @@ def record(settings: dict[str, Any], clean: bool, skip: int, path: str) -> str:
     simulation.run()
     records = simulation.records
     recording.record.tell({record["round"]: record["attacking"] for record in records})
-    recording.record.rounds = recording.record.rounds[skip:]
-    recording.record.attacking = recording.record.attacking[skip:]
-    asr = [record["asr"] for record in records]
-    recording.record.notes = {**settings, "clean": clean, "skipped": skip, "asr": asr}
+    asr = [simulation.start_scores["asr"], *(record["asr"] for record in records)]
+    recording.record.notes = {**settings, "clean": clean, "asr": asr}
     recording.record.save(path)
     last = next(value for value in reversed(asr) if value is not None)
     return f"{Path(path).name}: ASR {100 * last:.1f}, {time.perf_counter() - began:.0f} s"
@@ -75,37 +92,46 @@ def main() -> None:
     parser.add_argument("--pmrs", nargs="+", type=float, default=[0.25])
     parser.add_argument("--kinds", nargs="+", choices=["clean", "poisoned"], default=["clean", "poisoned"])
     parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--skip", type=int, default=20, help="first rounds of a poisoned record to leave out")
+    parser.add_argument("--poison-rounds", type=int, default=20, help="how long a model is poisoned at first")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--data-dir", default="")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("records"))
     arguments = parser.parse_args()
-    arguments.out.mkdir(parents=True, exist_ok=True)
+    models = arguments.out / "poisoned"
+    models.mkdir(parents=True, exist_ok=True)
+    names = ["task", "rounds", "seed", "device", "data_dir"]
+    shared = {**{name: getattr(arguments, name) for name in names}, "evaluate_every": 10}
+
+    def place(folder: Path, parts: list[str], suffix: str) -> Path:
+        name = "-".join([arguments.task, *parts, f"seed{arguments.seed}"])
+        return folder / f"{name}{suffix}".replace("(", "_").replace(")", "")
+
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(arguments.processes, mp_context=context) as pool:
+        starts = {attack: place(models, [attack], ".safetensors") for attack in arguments.attacks}
+        if "poisoned" in arguments.kinds:
+            run = {**shared, "rounds": arguments.poison_rounds}
+            missing = {attack: path for attack, path in starts.items() if not path.exists()}
+            show([pool.submit(poison, {**run, "attack": attack}, str(path)) for attack, path in missing.items()])
         waiting = []
-        for attack, alpha, pmr, kind in itertools.product(
-            arguments.attacks, arguments.alphas, arguments.pmrs, arguments.kinds
+        for pmr, alpha, attack, kind in itertools.product(
+            arguments.pmrs, arguments.alphas, arguments.attacks, arguments.kinds
         ):
-            settings = {
-                "task": arguments.task,
-                "attack": attack,
-                "alpha": alpha,
-                "pmr": pmr,
-                "rounds": arguments.rounds + (arguments.skip if kind == "poisoned" else 0),
-                "evaluate_every": 10,
-                "seed": arguments.seed,
-                "device": arguments.device,
-                "data_dir": arguments.data_dir,
-            }
-            name = f"{arguments.task}-{attack}-alpha{alpha}-pmr{pmr}-{kind}-seed{arguments.seed}.npz"
-            place = str(arguments.out / name.replace("(", "_").replace(")", ""))
             clean = kind == "clean"
-            waiting.append(pool.submit(record, settings, clean, 0 if clean else arguments.skip, place))
-        for done in as_completed(waiting):
-            print(done.exception() or done.result(), flush=True)
+            path = place(arguments.out, [attack, f"alpha{alpha}", f"pmr{pmr}", kind], ".npz")
+            settings = {**shared, "attack": attack, "alpha": alpha, "pmr": pmr}
+            if not path.exists():
+                start = "converged" if clean else str(starts[attack])
+                waiting.append(pool.submit(record, {**settings, "start": start}, clean, str(path)))
+        show(waiting)
+
+
+def show(waiting: list[Future[str]]) -> None:
+    """Print what each job says, or why it failed, as soon as it is done."""
+    for done in as_completed(waiting):
+        print(done.exception() or done.result(), flush=True)
 
 
 if __name__ == "__main__":
