@@ -109,7 +109,8 @@ def main() -> None:
         return folder / f"{name}{suffix}".replace("(", "_").replace(")", "")
 
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(arguments.processes, mp_context=context) as pool:
+    # A process for each record: what one left behind on a GPU would be missing to the next.
+    with ProcessPoolExecutor(arguments.processes, mp_context=context, max_tasks_per_child=1) as pool:
         starts = {attack: place(models, [attack], ".safetensors") for attack in arguments.attacks}
         if "poisoned" in arguments.kinds:
             run = {**shared, "rounds": arguments.poison_rounds}

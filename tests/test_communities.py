@@ -360,6 +360,25 @@ def test_those_without_a_bad_record_are_no_attackers_if_they_are_most_of_them():
     assert find_communities(planted(60, 0, (range(35), 6.0)), np.arange(60), spread(60), ENOUGH, LEAD, convicted) == []
 
 
+@pytest.mark.parametrize(("in_common", "told"), [(0.0, True), (0.2, True), (0.6, False), (1.0, False)])
+def test_most_clients_are_attackers_only_if_the_others_have_far_less_in_common(in_common, told):
+    """`in_common` is what the others' directions share, beside what the community's do."""
+    graph, everybody = planted(60, 0, (range(36), 6.0)), np.arange(60)
+    random = np.random.default_rng(0)
+    shared = np.where(everybody[:, None, None] < 36, random.normal(size=512), in_common * random.normal(size=512))
+    sketches = shared + random.normal(size=(60, 1, 512))
+    sketches /= np.linalg.norm(sketches, axis=-1, keepdims=True)
+    found = find_communities(graph, everybody, spread(60), ENOUGH, LEAD, sketches=sketches.astype(np.float32))
+    assert [indices(one.members) for one in found] == ([list(range(36))] if told else [])
+
+
+def test_two_others_do_not_say_that_most_clients_are_attackers():
+    graph = planted(40, 0, (range(38), 6.0))
+    sketches = np.random.default_rng(0).normal(size=(40, 1, 64)).astype(np.float32)
+    sketches[:38] = 1.0
+    assert find_communities(graph, np.arange(40), np.arange(40), ENOUGH, LEAD, sketches=sketches) == []
+
+
 @pytest.mark.parametrize(("of_ten", "believed"), [(2, True), (6, True), (8, True), (9, False), (10, False)])
 def test_a_community_of_nearly_everybody_in_its_rounds_is_what_those_rounds_have_in_common(of_ten, believed):
     rounds = np.arange(100) // 10
@@ -369,9 +388,10 @@ def test_a_community_of_nearly_everybody_in_its_rounds_is_what_those_rounds_have
     assert [indices(one.members) for one in found] == ([indices(members)] if believed else [])
 
 
-@pytest.mark.parametrize(("size", "believed"), [(4, 1), (8, 2)])
-def test_a_community_that_is_far_weaker_than_the_strongest_is_not_believed_beside_it(size, believed):
-    graph = planted(150, 0, (range(30), 8.0), (range(30, 30 + size), 10.0))
+@pytest.mark.parametrize(("agreement", "believed"), [(2.5, 1), (6.0, 2)])
+def test_a_community_that_agrees_far_less_is_not_believed_beside_another(agreement, believed):
+    graph = planted(150, 0, (range(30), 8.0), (range(30, 50), agreement))
+    assert len(found_in(planted(150, 0, (range(20), agreement)), np.arange(150), ENOUGH)) == 1
     assert len(found_in(graph, np.arange(150), ENOUGH)) == believed
 
 

@@ -277,12 +277,30 @@ def test_an_update_50_times_as_long_is_refused_for_its_length(when):
     assert all(verdict.decision == "accepted" for client, verdict in result.verdicts.items() if client != 4)
 
 
-def test_an_update_refused_for_its_length_is_not_remembered():
+def test_an_update_refused_for_its_length_may_be_compared_with_but_does_not_say_what_is_usual():
     guard, model = G2uardFL(), first_model()
     guard.aggregate(model, with_long(model, 1, range(10), 4, 50.0))
-    assert guard.window.clients == [0, 1, 2, 3, 5, 6, 7, 8, 9]
+    assert guard.window.clients == list(range(10))
+    assert guard.window.accepted.tolist() == [client != 4 for client in range(10)]
     assert len(guard.usual.seen) == 9
     assert max(length for length, _ in guard.usual.seen) < math.log(1.0)
+
+
+@pytest.mark.parametrize("length", [0.2, 1.0, 20.0])
+@pytest.mark.parametrize("attackers", [5, 6, 7])
+def test_attackers_who_are_most_of_the_first_rounds_are_told(attackers, length):
+    guard, model, decided = G2uardFL(), first_model(), []
+    for number in range(1, 6):
+        clients = [10 * number + place for place in range(10)]
+        sent = {
+            client: message(model, 3, number, client, attacks, length if attacks else 1.0)
+            for client, attacks in ((client, client % 10 < attackers) for client in clients)
+        }
+        result = guard.aggregate(model, sent)
+        decided.append([result.verdicts[client].decision for client in clients])
+        model = result.weights
+    for decisions_ in decided[2:]:
+        assert decisions_ == ["malicious"] * attackers + ["accepted"] * (10 - attackers)
 
 
 def test_who_was_refused_wrongly_gets_its_standing_back_after_clean_rounds():

@@ -24,6 +24,7 @@ from g2uardfl.defense.examination import (
     explain_examination,
     moved_scores,
     poisoned_before,
+    shorter_ones,
     suspected,
     twins_of,
     update_shapes,
@@ -131,7 +132,7 @@ def test_attackers_with_a_bad_record_who_are_most_of_a_round_do_not_make_themsel
     usual = usual_of(shapes_of(0, 100, spread=0.3))
     shapes = shapes_of(1, 10, spread=0.3)
     shapes[:6, 0] += 3.0
-    excess = usual.excess(shapes, convicted=np.arange(10) < 3)
+    excess = usual.excess(shapes, suspects=np.arange(10) < 3)
     assert np.flatnonzero(excess > CONFIG.outlier_excess).tolist() == list(range(6))
 
 
@@ -139,7 +140,41 @@ def test_honest_clients_are_heard_again_although_attackers_with_short_updates_we
     usual = usual_of(shapes_of(0, 100, length=-1.0, spread=0.1))
     shapes = shapes_of(1, 10, length=1.0, spread=0.3)
     shapes[:4, 0] = -1.0
-    assert (usual.excess(shapes) <= CONFIG.outlier_excess).all()
+    found_out = np.arange(10) < 4
+    assert (usual.excess(shapes, suspects=found_out) <= CONFIG.outlier_excess).all()
+
+
+def test_attackers_under_noise_who_are_most_of_the_first_round_do_not_make_honest_clients_outliers():
+    shapes = shapes_of(1, 10, length=0.5, spread=0.3)
+    shapes[:7] = [3.6, -5.4]
+    assert np.flatnonzero(Usual().excess(shapes) > CONFIG.outlier_excess).tolist() == list(range(7))
+
+
+def test_nor_of_a_later_round():
+    shapes = shapes_of(1, 10, length=0.5, spread=0.3)
+    shapes[:7] = [3.6, -5.4]
+    usual = usual_of(shapes_of(0, 100, length=0.5, spread=0.3))
+    assert np.flatnonzero(usual.excess(shapes) > CONFIG.outlier_excess).tolist() == list(range(7))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    lower=st.lists(st.floats(-2, 0), min_size=1, max_size=8),
+    upper=st.lists(st.floats(0, 2), min_size=0, max_size=8),
+    apart=st.floats(0, 5),
+)
+def test_lengths_come_in_two_groups_if_nobody_is_nearer_to_the_other_group_than_to_all_of_its_own(lower, upper, apart):
+    lengths = np.array([*lower, *(length + apart for length in upper)])
+    expected = [True] * len(lengths)
+    for border in sorted(lengths):
+        short, long = lengths[lengths <= border], lengths[lengths > border]
+        if len(short) < max(3, len(lengths) / 4) or not len(long):
+            continue
+        nearest = min(abs(a - b) for a in short for b in long)
+        furthest = max(abs(a - b) for group in (short, long) for a in group for b in group)
+        if nearest > furthest and nearest > math.log(4):
+            expected = [length <= border for length in lengths]
+    assert shorter_ones(lengths).tolist() == expected
 
 
 def test_a_whole_round_of_longer_updates_is_compared_with_itself():
@@ -450,9 +485,10 @@ def window_of(*rounds) -> Window:
 
 
 def examined(window, excess) -> Examination:
-    """Of the round's clients the window holds those alone whose updates are usual."""
+    """Of a round whose updates exceed the usual so far."""
     nobody = np.zeros(len(window.clients), dtype=bool)
-    return examine(window, nobody, excess <= CONFIG.outlier_excess, excess, CONFIG)
+    shapes = np.stack([0.25 * excess, np.full(len(excess), -3.0)], axis=1)
+    return examine(window, nobody, shapes, usual_of([[0.0, -3.0]] * 30), CONFIG)
 
 
 def noise(count, seed, layers=2, width=512):
@@ -464,11 +500,11 @@ def test_where_clients_are_unlike_a_community_must_lead_by_more_and_needs_less_e
     seen = []
     monkeypatch.setattr(
         "g2uardfl.defense.examination.find_communities",
-        lambda graph, people, rounds, evidence, lead, convicted: seen.append((evidence, lead)) or [],
+        lambda graph, people, rounds, evidence, lead, convicted, sketches: seen.append((evidence, lead)) or [],
     )
     window = window_of((range(6), noise(6, seed=0)))
-    nobody, usual = np.zeros(6, dtype=bool), np.ones(6, dtype=bool)
-    examine(window, nobody, usual, np.zeros(6), CONFIG, unlike=unlike)
+    usual = usual_of(shapes_of(0, 100, spread=2.0 if unlike else 0.5))
+    examine(window, np.zeros(6, dtype=bool), shapes_of(1, 6), usual, CONFIG)
     assert seen == [asked]
 
 
@@ -535,12 +571,12 @@ def test_a_client_is_no_twin_of_its_own_past():
     assert found.suspicion.max() < 0.5
 
 
-def test_the_further_beyond_the_excess_the_surer_the_suspicion_and_the_others_keep_their_places():
+def test_the_further_beyond_the_excess_the_surer_the_suspicion():
     excess = np.array([0.0, 5.0, 3.9, -40.0, 100.0, 0, 0, 0])
-    sketches = noise(6, 3)
-    sketches[5] = sketches[2]
-    # The window holds the clients 0, 2, 3, 5, 6 and 7, of whom 3 and 7 send the same.
-    found = examined(window_of(([0, 2, 3, 5, 6, 7], sketches)), excess)
+    sketches = noise(8, 3)
+    sketches[7] = sketches[3]
+    found = examined(window_of((list(range(8)), sketches)), excess)
+    np.testing.assert_allclose(found.excess, np.maximum(excess, 0))
     assert found.suspicion[[1, 4]].tolist() == pytest.approx([1 - 4.0 / (2 * 5.0), 1 - 4.0 / (2 * 100.0)])
     assert found.suspicion[[3, 7]].tolist() == [1, 1]
     assert (found.suspicion[[0, 2, 5, 6]] < 0.5).all()
@@ -548,12 +584,17 @@ def test_the_further_beyond_the_excess_the_surer_the_suspicion_and_the_others_ke
     assert found.community == [None] * 8
 
 
-def test_a_round_of_nothing_but_outliers_is_suspected_as_a_whole():
-    for window in (Window(100), window_of((list(range(10)), noise(10, 0)))):
-        found = examined(window, np.full(4, 50.0))
-        assert found.suspicion.tolist() == pytest.approx([0.96] * 4)
-        assert not found.members.any()
-        assert len(found.members) == len(window.clients)
+def test_what_is_usual_is_not_said_by_attackers_of_a_community():
+    # Six of the first round's ten clients take short steps, all the same way.
+    sketches = noise(10, 0)
+    sketches[:6] += 3 * noise(1, 99)
+    window = window_of((list(range(10)), sketches))
+    shapes = shapes_of(1, 10, length=0.0, spread=0.1)
+    shapes[:6, 0] = -3.0
+    found = examine(window, np.zeros(10, dtype=bool), shapes, Usual(), CONFIG)
+    assert found.members.tolist() == [True] * 6 + [False] * 4
+    assert np.flatnonzero(found.suspicion > 0.5).tolist() == list(range(6))
+    assert (Usual().excess(shapes)[6:] > CONFIG.outlier_excess).all()
 
 
 def test_only_members_of_communities_show_where_the_backdoor_lies():

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..numerics import Array
+from .agreement import Sketches, agree_on_average
 
 FEWEST_CLIENTS = 5
 """Among fewer clients no community is looked for."""
@@ -26,12 +27,14 @@ _MOST = 7
 """How many communities are looked for at most, one after the other."""
 _VECTORS = 3
 """How many leading eigenvectors are looked at: the first may show something honest clients have in common."""
-_SMALLEST = 3
+SMALLEST = 3
 """How many clients make a community."""
 _NEARLY_ALL = 0.8
 """Attackers are seldom more than this share of a round."""
-_COMPARABLE = 0.25
-"""Communities that are weaker than this beside the strongest are not believed together with it."""
+_FAR_LESS = 1 / 3
+"""Clients whose updates have this share of the mean cosine of others' have far less in common than they."""
+_COMPARABLE = 0.5
+"""Communities whose members agree less than this beside those of another are not believed together with it."""
 _PATIENCE = 5
 """How often a community is looked over."""
 _NOISE = 0.5
@@ -39,6 +42,33 @@ _NOISE = 0.5
 _WELL_CUT = 0.85
 """From which share of the variance on a cut in two is one between two humps: a single one is not cut that well."""
 _EM_STEPS, _EM_TOLERANCE = 100, 1e-5
+
+
+@dataclass(frozen=True, eq=False)
+class _Everybody:
+    """Who the submissions are of."""
+
+    people: npt.NDArray[np.int64]
+    convicted: npt.NDArray[np.bool_]
+    sketches: Sketches | None
+
+    def only(self, rows: npt.NDArray[np.int64]) -> _Everybody:
+        """Of some submissions alone."""
+        return _Everybody(
+            self.people[rows], self.convicted[rows], None if self.sketches is None else self.sketches[rows]
+        )
+
+    def are_mostly(self, members: npt.NDArray[np.bool_]) -> bool:
+        """Whether the members are more than half of the clients without a bad record: then they are the honest ones.
+
+        Unless the others have far less in common than they: near convergence honest clients have next to nothing.
+        """
+        if 2 * _count(self.people[members & ~self.convicted]) <= _count(self.people[~self.convicted]):
+            return False
+        others = ~members & ~self.convicted
+        if self.sketches is None or _count(self.people[others]) < SMALLEST:
+            return True
+        return agree_on_average(self.sketches[others]) > _FAR_LESS * agree_on_average(self.sketches[members])
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +97,7 @@ def find_communities(
     least_evidence: float,
     least_lead: float,
     convicted: npt.NDArray[np.bool_] | None = None,
+    sketches: Sketches | None = None,
 ) -> list[Community]:
     """All communities that the evidence supports and that stand out, the strongest first.
 
@@ -85,13 +116,16 @@ def find_communities(
         How many times as strong as any other community each must be.
     convicted
         Which submissions are of clients with a bad record. Of the others no more than half can be attackers.
+    sketches
+        The submissions' directions. With them more than half can be, if all others have far less in common.
     """
     convicted = np.zeros(len(people), dtype=bool) if convicted is None else convicted
+    everybody = _Everybody(people, convicted, sketches)
     floor = _NOISE * _noise(agreement, people)
     found: list[Community] = []
     left = np.arange(len(agreement))
     while len(found) < _MOST and _count(people[left]) >= FEWEST_CLIENTS:
-        community = _leading_community(agreement[np.ix_(left, left)], people[left], convicted[left], least_lead * floor)
+        community = _leading_community(agreement[np.ix_(left, left)], everybody.only(left), least_lead * floor)
         if community is None:
             break
         belonging = np.zeros(len(agreement))
@@ -102,10 +136,11 @@ def find_communities(
     for count in range(len(evident), 0, -1):
         believed = evident[:count]
         weakest, others = believed[-1].strength, [one.strength for one in found if one not in believed]
-        if weakest < _COMPARABLE * believed[0].strength:
+        agreements = [one.agreement for one in believed]
+        if min(agreements) < _COMPARABLE * max(agreements):
             continue
         members = np.any([one.members for one in believed], axis=0)
-        if weakest < least_lead * max([floor, *others]) or _is_majority(members, people, convicted):
+        if weakest < least_lead * max([floor, *others]) or everybody.are_mostly(members):
             continue
         if any(_whole_rounds(one.members, members, rounds, convicted) for one in believed):
             continue
@@ -116,13 +151,6 @@ def find_communities(
         if weakest >= least_lead * at_ends and min(one.evidence for one in believed) >= enough:
             return believed
     return []
-
-
-def _is_majority(
-    members: npt.NDArray[np.bool_], people: npt.NDArray[np.int64], convicted: npt.NDArray[np.bool_]
-) -> bool:
-    """Whether the members are more than half of the clients without a bad record: then they are the honest ones."""
-    return 2 * _count(people[members & ~convicted]) > _count(people[~convicted])
 
 
 def _whole_rounds(
@@ -137,7 +165,7 @@ def _whole_rounds(
     """
     _, place = np.unique(rounds, return_inverse=True)
     there, lost = (np.bincount(place, weights=rows & ~convicted) for rows in (np.ones_like(members), members))
-    whole = (there >= _SMALLEST) & (lost > _NEARLY_ALL * there)
+    whole = (there >= SMALLEST) & (lost > _NEARLY_ALL * there)
     own = community & ~convicted
     return bool(2 * np.count_nonzero(own & whole[place]) > np.count_nonzero(own))
 
@@ -152,16 +180,14 @@ def _noise(agreement: Array, people: npt.NDArray[np.int64]) -> float:
     return 2.0 * 1.4826 * float(np.median(edges)) * math.sqrt(len(people)) if len(edges) else 0.0
 
 
-def _leading_community(
-    agreement: Array, people: npt.NDArray[np.int64], convicted: npt.NDArray[np.bool_], least_strength: float
-) -> Community | None:
+def _leading_community(agreement: Array, everybody: _Everybody, least_strength: float) -> Community | None:
     """The most evident community, if one of `least_strength` is possible at all."""
     if not agreement.any():
         return None
     values, vectors = _eigenvectors(agreement)
     if values.max() < least_strength:
         return None
-    candidates = (_settled(agreement, people, convicted, two_humps(end)[1] > 0.5) for end in _ends(vectors))
+    candidates = (_settled(agreement, everybody, two_humps(end)[1] > 0.5) for end in _ends(vectors))
     return max((one for one in candidates if one is not None), key=lambda one: one.evidence, default=None)
 
 
@@ -187,18 +213,13 @@ def _strength(agreement: Array, members: npt.NDArray[np.bool_]) -> float:
     return float(agreement[np.ix_(members, members)].sum()) / max(1, int(members.sum()))
 
 
-def _settled(
-    agreement: Array,
-    people: npt.NDArray[np.int64],
-    convicted: npt.NDArray[np.bool_],
-    members: npt.NDArray[np.bool_],
-) -> Community | None:
+def _settled(agreement: Array, everybody: _Everybody, members: npt.NDArray[np.bool_]) -> Community | None:
     """Take in who agrees with the members and let go who does not, until nobody moves."""
-    people = np.unique(people, return_inverse=True)[1]
+    people = np.unique(everybody.people, return_inverse=True)[1]
     clients = int(people.max()) + 1
     strangers = people[:, None] != people[None, :]
     for _ in range(_PATIENCE):
-        if _count(people[members]) < _SMALLEST:
+        if _count(people[members]) < SMALLEST:
             return None
         closeness = agreement[:, members].sum(axis=1) / np.maximum(1, strangers[:, members].sum(axis=1))
         _, belonging = two_humps(closeness)
@@ -206,7 +227,7 @@ def _settled(
         members = belonging > 0.5
         if settled:
             break
-    if _count(people[members]) < _SMALLEST or _is_majority(members, people, convicted):
+    if _count(people[members]) < SMALLEST or everybody.are_mostly(members):
         return None
     gain, _ = two_humps(np.bincount(people, closeness) / np.bincount(people))
     evidence = 2.0 * gain * clients - 2.0 * math.log(clients)

@@ -19,7 +19,7 @@ from ..aggregation import ClientId, Decision, Verdict
 from ..numerics import Array
 from ..updates import SentUpdates, each_row
 from .agreement import Window, agreement
-from .communities import FEWEST_CLIENTS, Community, find_communities
+from .communities import FEWEST_CLIENTS, SMALLEST, Community, find_communities
 from .config import GuardConfig
 from .scoring import Mask
 
@@ -60,18 +60,21 @@ class Usual:
 
     seen: list[tuple[float, float]] = field(default_factory=list)
 
-    def excess(self, shapes: Array, allowed: float = math.inf, convicted: Mask | None = None) -> Array:
+    def excess(self, shapes: Array, allowed: float = math.inf, suspects: Mask | None = None) -> Array:
         """For each update how far, in robust standard deviations, its length or peak exceeds the usual.
 
-        If most of those who are not `convicted` exceed it, it is the usual that has changed, and the round is compared
-        with itself. If a single one exceeds it by more than is `allowed`, that counts for less.
+        If most of those who are no `suspects` exceed it, it is the usual that has changed, and the round is compared
+        with them. If a single one exceeds it by more than is `allowed`, that counts for less.
         """
-        own = shapes[_moving(shapes)]
-        if not len(own):
+        moving = _moving(shapes)
+        if not moving.any():
             return np.zeros(len(shapes))
-        seen = np.array(self.seen).reshape(-1, 2)
+        cleared = moving if suspects is None else moving & ~suspects
+        others = cleared if cleared.any() else moving
+        own, seen = shapes[others], np.array(self.seen).reshape(-1, 2)
+        own = own[shorter_ones(own[:, 0])]
         beyond = _excess(shapes, seen if len(seen) >= _ENOUGH else np.concatenate([seen, own]))
-        if np.median(beyond if convicted is None or convicted.all() else beyond[~convicted]) > _CHANGED:
+        if np.median(beyond[others]) > _CHANGED:
             beyond = _excess(shapes, own)
         if np.count_nonzero(beyond > allowed) == 1:
             return np.where(beyond > allowed, beyond / _LONE, beyond)
@@ -109,6 +112,23 @@ def _moving(shapes: Array) -> Mask:
     """Who sent more than a zero update."""
     result: Mask = shapes[:, 0] > _ZERO_LENGTH
     return result
+
+
+def shorter_ones(lengths: Array) -> Mask:
+    """Everybody, or the shorter ones if lengths (logarithms) come in two groups with a gap wider than either of them.
+
+    Even if most are in the longer one: honest clients have no such gap, while attackers who hide what they do under
+    noise take long steps.
+    """
+    ordered = np.sort(lengths)
+    least = max(SMALLEST, math.ceil(_LOW * len(ordered)))
+    for count in range(least, len(ordered)):
+        lower, upper = ordered[:count], ordered[count:]
+        gap = upper[0] - lower[-1]
+        if gap > max(math.log(_MENDING), np.ptp(lower), np.ptp(upper)):
+            shorter: Mask = lengths <= lower[-1]
+            return shorter
+    return np.ones(len(lengths), dtype=bool)
 
 
 def _excess(shapes: Array, reference: Array) -> Array:
@@ -176,37 +196,37 @@ class Judgement:
         return result
 
 
-def examine(
-    window: Window, convicted: Mask, usual: Mask, excess: Array, config: GuardConfig, *, unlike: bool = False
-) -> Examination:
-    """Look at a round whose updates exceed the usual by `excess`; those in `usual` are the last of `window`.
+def examine(window: Window, convicted: Mask, shapes: Array, usual: Usual, config: GuardConfig) -> Examination:
+    """Look at a round whose updates have the given `shapes` and are the last of `window`.
 
-    `convicted` says of each submission of the window whether its client has a bad record, and `unlike` whether the
-    clients' data seem to differ much.
+    `convicted` says of each submission of the window whether its client has a bad record.
     """
-    # The further an update exceeds the usual the surer; one that hardly does leaves its client's record as it is.
-    suspicion = np.where(usual, 0.0, 1 - config.outlier_excess / 2 / np.maximum(excess, config.outlier_excess))
-    community: list[Community | None] = [None] * len(usual)
-    twins: list[int | None] = [None] * len(usual)
-    communities: list[Community] = []
+    here = slice(-len(shapes), None)
+    graph = agreement(window)
+    unlike = usual.unlike()
+    communities = find_communities(
+        graph,
+        window.people(),
+        np.array(window.rounds),
+        config.unlike_evidence if unlike else config.least_evidence,
+        config.unlike_lead if unlike else config.least_lead,
+        convicted,
+        window.sketches,
+    )
     members = np.zeros(len(window.clients), dtype=bool)
-    if usual.any():
-        graph, people = agreement(window), window.people()
-        evidence = config.unlike_evidence if unlike else config.least_evidence
-        lead = config.unlike_lead if unlike else config.least_lead
-        communities = find_communities(graph, people, np.array(window.rounds), evidence, lead, convicted)
-        rows = np.flatnonzero(usual)
-        here = slice(-len(rows), None)
-        other = twins_of(graph[here, here], convicted[here], config.twin_agreement)
-        for place, row in enumerate(rows):
-            if other[place] is not None:
-                twins[row], suspicion[row] = int(rows[other[place]]), 1.0
-            for one in communities:
-                suspicion[row] = max(suspicion[row], float(one.belonging[here][place]))
-                if community[row] is None and one.members[here][place]:
-                    community[row] = one
-        for one in communities:
-            members |= one.members
+    for one in communities:
+        members |= one.members
+    excess = usual.excess(shapes, config.outlier_excess, (members | convicted)[here])
+    twins = twins_of(graph[here, here], convicted[here], config.twin_agreement)
+    # The further an update exceeds the usual the surer; one that hardly does leaves its client's record as it is.
+    suspicion = np.where(
+        excess > config.outlier_excess, 1 - config.outlier_excess / 2 / np.maximum(excess, config.outlier_excess), 0.0
+    )
+    suspicion[[twin is not None for twin in twins]] = 1.0
+    for one in communities:
+        suspicion = np.maximum(suspicion, one.belonging[here])
+    rows = range(len(window.clients) - len(shapes), len(window.clients))
+    community = [next((one for one in communities if one.members[row]), None) for row in rows]
     return Examination(suspicion, community, twins, excess, communities, members, known=len(set(window.clients)))
 
 

@@ -217,13 +217,9 @@ class G2uardFL(Aggregator):
     def _judge_agreement(self, clients: tuple[ClientId, ...], shapes: Array, sketches: Sketches) -> Judgement:
         config = self.config
         before = self.scores.read(clients, self.round)
-        excess = self.usual.excess(shapes, config.outlier_excess, before < _CONVICTED)
-        usual = excess <= config.outlier_excess
-        self.window.add(
-            self.round, [client for client, one in zip(clients, usual, strict=True) if one], sketches[usual]
-        )
+        self.window.add(self.round, clients, sketches)
         convicted = self.scores.read(self.window.clients, self.round) < _CONVICTED
-        examination = examine(self.window, convicted, usual, excess, config, unlike=self.usual.unlike())
+        examination = examine(self.window, convicted, shapes, self.usual, config)
         malicious = suspected(examination.suspicion, before, config.record_weight)
         accepted = ~malicious & (before >= config.poor_record)
         moved = moved_scores(
@@ -231,7 +227,7 @@ class G2uardFL(Aggregator):
         )
         after = self.scores.write(clients, moved, self.round)
         self.usual.add(shapes[accepted])
-        self.window.note_accepted(accepted[usual])
+        self.window.note_accepted(accepted)
         return Judgement(examination, malicious, accepted, after)
 
     def _shares(self, norms: Array, accepted: Mask) -> Array:
