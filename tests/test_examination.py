@@ -33,14 +33,17 @@ from g2uardfl.defense.examination import (
 CONFIG = configure("default", {})
 
 
-def literal_excess(shapes, reference) -> list[float]:
+def literal_excess(shapes, reference, narrowed=0.0) -> list[float]:
     columns = []
     for k in range(2):
-        left = [row[k] for row in reference]
+        left, first = [row[k] for row in reference], None
         for _ in range(3):
             middle = statistics.median(left)
             spread = 1.4826 * statistics.median([abs(value - middle) for value in left])
+            spread = min(spread, statistics.pstdev(left))
+            first = spread if first is None else first
             left = [value for value in left if value <= middle + 2.5 * spread]
+        spread = max(spread, narrowed * first)
         columns.append([(row[k] - middle) / max(spread, 0.25) / (1.5 if k else 1.0) for row in shapes])
     return [max(pair) for pair in zip(*columns, strict=True)]
 
@@ -101,7 +104,7 @@ def test_later_it_is_compared_with_accepted_updates(seed, count, known):
     past = shapes_of(1, known)
     shapes = shapes_of(seed, count, spread=0.1)
     shapes[0, 0] = 20.0
-    assert usual_of(past).excess(shapes).tolist() == pytest.approx(literal_excess(shapes, past))
+    assert usual_of(past).excess(shapes).tolist() == pytest.approx(literal_excess(shapes, past, narrowed=0.9))
 
 
 def test_shapes_that_hardly_vary_are_taken_to_vary_a_little():
@@ -113,12 +116,19 @@ def test_shapes_that_hardly_vary_are_taken_to_vary_a_little():
 def test_the_excess_of_a_single_update_of_a_round_counts_for_less():
     past, shapes = shapes_of(0, 100), shapes_of(1, 10)
     shapes[3, 0] = 20.0
-    expected = literal_excess(shapes, past)
+    expected = literal_excess(shapes, past, narrowed=0.9)
     assert usual_of(past).excess(shapes).tolist() == pytest.approx(expected)
     expected[3] /= 1.4
     assert usual_of(past).excess(shapes, 4.0).tolist() == pytest.approx(expected)
     shapes[5, 0] = 20.0
-    assert usual_of(past).excess(shapes, 4.0).tolist() == pytest.approx(literal_excess(shapes, past))
+    expected = literal_excess(shapes, past, narrowed=0.9)
+    assert usual_of(past).excess(shapes, 4.0).tolist() == pytest.approx(expected)
+
+
+def test_where_honest_updates_are_of_two_kinds_the_longer_ones_stay_usual():
+    past = np.concatenate([shapes_of(0, 60, spread=0.2), shapes_of(1, 40, length=1.2, spread=0.2)])
+    shapes = np.concatenate([shapes_of(2, 6, spread=0.2), shapes_of(3, 4, length=1.3, spread=0.1)])
+    assert (usual_of(past).excess(shapes) <= CONFIG.outlier_excess).all()
 
 
 def test_attackers_who_are_many_in_the_first_round_do_not_widen_what_is_usual():
@@ -517,22 +527,37 @@ def in_pairs(*pairs, count=6):
 
 
 def test_twins_are_those_who_agree_with_another_client_of_the_round():
-    nobody = np.zeros(6, dtype=bool)
-    assert twins_of(in_pairs((1, 4)), nobody, least=4.0) == [None, 4, None, None, 1, None]
-    assert twins_of(in_pairs((1, 4)), nobody, least=6.0) == [None] * 6
+    nobody, once = np.zeros(6, dtype=bool), np.ones(6)
+    assert twins_of(in_pairs((1, 4)), once, nobody, least=4.0) == [None, 4, None, None, 1, None]
+    assert twins_of(in_pairs((1, 4)), once, nobody, least=6.0) == [None] * 6
+
+
+@pytest.mark.parametrize(("pairs", "told"), [(0, True), (1, True), (2, False)])
+def test_twins_are_nothing_unusual_if_many_others_have_one_in_another_round(pairs, told):
+    """Forty submissions of four rounds, of whom some in the first two agree with each other."""
+    nobody, rounds = np.zeros(40, dtype=bool), np.arange(40) // 10
+    graph = in_pairs((31, 34), *((place, 10 + place) for place in range(pairs)), count=40)
+    twins = [None] * 10
+    if told:
+        twins[1], twins[4] = 4, 1
+    assert twins_of(graph, rounds, nobody, least=4.0) == twins
+    # Attackers of one round agree with each other, or with those of this round.
+    within = in_pairs((31, 34), (0, 1), (2, 3), (4, 31), (14, 31), count=40)
+    assert twins_of(within, rounds, nobody, least=4.0)[1] == 4
+    assert twins_of(graph, rounds, rounds == 1, least=4.0)[1] == 4
 
 
 def test_most_of_a_round_are_not_twins_for_it_is_the_honest_who_learn_the_same():
-    nobody = np.zeros(6, dtype=bool)
+    nobody, once = np.zeros(6, dtype=bool), np.ones(6)
     three, four = in_pairs((0, 1), (1, 2)), in_pairs((0, 1), (2, 3))
-    assert twins_of(three, nobody, least=4.0) == [1, 0, 1, None, None, None]
-    assert twins_of(four, nobody, least=4.0) == [None] * 6
+    assert twins_of(three, once, nobody, least=4.0) == [1, 0, 1, None, None, None]
+    assert twins_of(four, once, nobody, least=4.0) == [None] * 6
 
 
 def test_clients_with_a_bad_record_do_not_make_a_majority():
-    convicted = np.array([True, True, False, False, False, False])
-    assert twins_of(in_pairs((0, 1), (2, 3)), convicted, least=4.0) == [1, 0, 3, 2, None, None]
-    assert twins_of(in_pairs((0, 1)), np.ones(6, dtype=bool), least=4.0) == [1, 0, None, None, None, None]
+    convicted, once = np.array([True, True, False, False, False, False]), np.ones(6)
+    assert twins_of(in_pairs((0, 1), (2, 3)), once, convicted, least=4.0) == [1, 0, 3, 2, None, None]
+    assert twins_of(in_pairs((0, 1)), once, np.ones(6, dtype=bool), least=4.0) == [1, 0, None, None, None, None]
 
 
 def test_the_examination_looks_at_the_last_round_and_marks_the_whole_window():

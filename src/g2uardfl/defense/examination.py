@@ -40,6 +40,8 @@ _CHANGED = 4.0
 """If most of a round exceed the usual by more than this, it is the usual that has changed."""
 _TRIMMINGS, _TRIMMED = 3, 2.5
 """How often, and from how many standard deviations on, what is compared with is trimmed."""
+_NARROWED = 0.9
+"""By which factor trimming may narrow the deviation of accepted updates at most: honest ones may be of two kinds."""
 _UNLIKE = 0.9
 """From which standard deviation of the logarithms of their lengths on clients are unlike: 0.4 is usual where all have
 the same kind of data, and 0.6 to 0.7 under Dirichlet's 0.5; it is 1.1 to 2 under 0.05."""
@@ -49,6 +51,8 @@ _REMEMBERED = 200
 """How many accepted updates' lengths and peaks are remembered."""
 _SHORT_STEPS = 3.0
 """How many steps of attackers who take short ones may be taken out of the model in any case."""
+_MANY = 0.1
+"""If more than this share of honest submissions have a twin in the window, twins are nothing unusual."""
 _ALMOST_SURE = 1e-6
 _ZERO_LENGTH = -700.0
 """Below this logarithm a length is zero."""
@@ -73,7 +77,10 @@ class Usual:
         others = cleared if cleared.any() else moving
         own, seen = shapes[others], np.array(self.seen).reshape(-1, 2)
         own = own[shorter_ones(own[:, 0])]
-        beyond = _excess(shapes, seen if len(seen) >= _ENOUGH else np.concatenate([seen, own]))
+        if len(seen) >= _ENOUGH:
+            beyond = _excess(shapes, seen, _NARROWED)
+        else:
+            beyond = _excess(shapes, np.concatenate([seen, own]))
         if np.median(beyond[others]) > _CHANGED:
             beyond = _excess(shapes, own)
         if np.count_nonzero(beyond > allowed) == 1:
@@ -131,19 +138,24 @@ def shorter_ones(lengths: Array) -> Mask:
     return np.ones(len(lengths), dtype=bool)
 
 
-def _excess(shapes: Array, reference: Array) -> Array:
-    middle, spread = np.array([_middle_and_spread(values) for values in reference.T]).T
+def _excess(shapes: Array, reference: Array, narrowed: float = 0.0) -> Array:
+    middle, spread = np.array([_middle_and_spread(values, narrowed) for values in reference.T]).T
     result: Array = np.max((shapes - middle) / np.maximum(spread, _SMALLEST_SPREAD) / _TAILS, axis=1)
     return result
 
 
-def _middle_and_spread(values: Array) -> tuple[float, float]:
-    """Median and robust standard deviation of what is left when attackers, who may be many, have been trimmed off."""
+def _middle_and_spread(values: Array, narrowed: float) -> tuple[float, float]:
+    """Median and robust standard deviation of what is left when attackers, who may be many, have been trimmed off.
+
+    The deviation is at least `narrowed` times what it was before.
+    """
+    spreads = []
     for _ in range(_TRIMMINGS):
         middle = float(np.median(values))
-        spread = 1.4826 * float(np.median(np.abs(values - middle)))
-        values = values[values <= middle + _TRIMMED * spread]
-    return middle, spread
+        # Of few values the median deviation says little, and may be far too large.
+        spreads.append(min(1.4826 * float(np.median(np.abs(values - middle))), float(values.std())))
+        values = values[values <= middle + _TRIMMED * spreads[-1]]
+    return middle, max(spreads[-1], narrowed * spreads[0])
 
 
 def update_shapes(updates: Tensor | SentUpdates) -> Array:
@@ -202,12 +214,12 @@ def examine(window: Window, convicted: Mask, shapes: Array, usual: Usual, config
     `convicted` says of each submission of the window whether its client has a bad record.
     """
     here = slice(-len(shapes), None)
-    graph = agreement(window)
+    graph, rounds = agreement(window), np.array(window.rounds)
     unlike = usual.unlike()
     communities = find_communities(
         graph,
         window.people(),
-        np.array(window.rounds),
+        rounds,
         config.unlike_evidence if unlike else config.least_evidence,
         config.unlike_lead if unlike else config.least_lead,
         convicted,
@@ -217,7 +229,7 @@ def examine(window: Window, convicted: Mask, shapes: Array, usual: Usual, config
     for one in communities:
         members |= one.members
     excess = usual.excess(shapes, config.outlier_excess, (members | convicted)[here])
-    twins = twins_of(graph[here, here], convicted[here], config.twin_agreement)
+    twins = twins_of(graph, rounds, convicted, config.twin_agreement)
     # The further an update exceeds the usual the surer; one that hardly does leaves its client's record as it is.
     suspicion = np.where(
         excess > config.outlier_excess, 1 - config.outlier_excess / 2 / np.maximum(excess, config.outlier_excess), 0.0
@@ -230,16 +242,26 @@ def examine(window: Window, convicted: Mask, shapes: Array, usual: Usual, config
     return Examination(suspicion, community, twins, excess, communities, members, known=len(set(window.clients)))
 
 
-def twins_of(graph: Array, convicted: Mask, least: float) -> list[int | None]:
-    """For each client of a round the one it agrees with most, if by more than `least`.
+def twins_of(graph: Array, rounds: Array, convicted: Mask, least: float) -> list[int | None]:
+    """For each submission of the last round the one of them it agrees with most, if by more than `least`.
 
     Nobody has one if most of the clients without a bad record would: it is the honest majority then that learns the
-    same, as it does early in training.
+    same, as it does early in training. Nor if many submissions that have nothing to do with them agree so much with one
+    of another round: honest clients with the same kind of data do.
     """
-    agrees = graph.max(axis=1) > least
-    if 2 * np.count_nonzero(agrees & ~convicted) > np.count_nonzero(~convicted):
-        return [None] * len(graph)
-    return [int(other) if one else None for one, other in zip(agrees, graph.argmax(axis=1), strict=True)]
+    count = int(np.count_nonzero(rounds == rounds[-1]))
+    here = graph[-count:, -count:]
+    agrees = here.max(axis=1) > least
+    nobody: list[int | None] = [None for _ in range(count)]
+    if 2 * np.count_nonzero(agrees & ~convicted[-count:]) > np.count_nonzero(~convicted[-count:]):
+        return nobody
+    alike = graph > least
+    related = alike[-count:][agrees].any(axis=0)
+    others = ~related & ~convicted
+    across = alike & (rounds[:, None] != rounds[None, :])
+    if others.any() and across[np.ix_(others, others)].any(axis=1).mean() > _MANY:
+        return nobody
+    return [int(other) if one else None for one, other in zip(agrees, here.argmax(axis=1), strict=True)]
 
 
 def suspected(suspicion: Array, scores: Array, record_weight: float) -> Mask:
