@@ -51,6 +51,8 @@ _REMEMBERED = 200
 """How many accepted updates' lengths and peaks are remembered."""
 _SHORT_STEPS = 3.0
 """How many steps of attackers who take short ones may be taken out of the model in any case."""
+_AGREES = 2.0
+"""Below this agreement, in standard deviations, two updates have nothing to do with each other."""
 _MANY = 0.1
 """If more than this share of honest submissions have a twin in the window, twins are nothing unusual."""
 _ALMOST_SURE = 1e-6
@@ -77,10 +79,8 @@ class Usual:
         others = cleared if cleared.any() else moving
         own, seen = shapes[others], np.array(self.seen).reshape(-1, 2)
         own = own[shorter_ones(own[:, 0])]
-        if len(seen) >= _ENOUGH:
-            beyond = _excess(shapes, seen, _NARROWED)
-        else:
-            beyond = _excess(shapes, np.concatenate([seen, own]))
+        known = self.is_known()
+        beyond = _excess(shapes, seen, _NARROWED) if known else _excess(shapes, np.concatenate([seen, own]))
         if np.median(beyond[others]) > _CHANGED:
             beyond = _excess(shapes, own)
         if np.count_nonzero(beyond > allowed) == 1:
@@ -91,10 +91,14 @@ class Usual:
         """The length of a usual update: the median over what is remembered, or over `norms` where nothing is."""
         return float(np.exp(np.median([length for length, _ in self.seen]))) if self.seen else float(np.median(norms))
 
+    def is_known(self) -> bool:
+        """Whether enough is remembered to compare with."""
+        return len(self.seen) >= _ENOUGH
+
     def unlike(self) -> bool:
         """Whether the clients' updates differ so much in length that their data must differ much, too."""
         lengths = np.array([length for length, _ in self.seen])
-        return len(lengths) >= _ENOUGH and 1.4826 * float(np.median(np.abs(lengths - np.median(lengths)))) > _UNLIKE
+        return self.is_known() and 1.4826 * float(np.median(np.abs(lengths - np.median(lengths)))) > _UNLIKE
 
     def limit(self, norms: Array) -> float:
         """To which length accepted updates are clipped: the median over what is remembered.
@@ -103,7 +107,7 @@ class Usual:
         first rounds, most of which may be attackers', that quartile alone counts.
         """
         own, usual = float(np.quantile(norms, _LOW)), self.length(norms)
-        return min(max(usual, own), _GROWTH * usual) if len(self.seen) >= _ENOUGH else own
+        return min(max(usual, own), _GROWTH * usual) if self.is_known() else own
 
     def much_longer(self, norms: Array) -> bool:
         """Whether most of a round's accepted updates are far longer than usual: they have to mend the model."""
@@ -188,6 +192,8 @@ class Examination:
     """For each submission of the window whether it belongs to a community."""
     known: int
     """How many clients the window holds."""
+    noise: Mask
+    """For each submission of the window whether it is far too long or peaked and agrees with nobody's."""
 
 
 @dataclass(frozen=True)
@@ -239,7 +245,12 @@ def examine(window: Window, convicted: Mask, shapes: Array, usual: Usual, config
         suspicion = np.maximum(suspicion, one.belonging[here])
     rows = range(len(window.clients) - len(shapes), len(window.clients))
     community = [next((one for one in communities if one.members[row]), None) for row in rows]
-    return Examination(suspicion, community, twins, excess, communities, members, known=len(set(window.clients)))
+    noise = np.zeros_like(members)
+    if usual.is_known():
+        noise[here] = (excess > config.outlier_excess) & (graph[here].max(axis=1) < _AGREES)
+    return Examination(
+        suspicion, community, twins, excess, communities, members, len(set(window.clients)), noise & ~members
+    )
 
 
 def twins_of(graph: Array, rounds: Array, convicted: Mask, least: float) -> list[int | None]:
