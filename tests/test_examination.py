@@ -162,9 +162,10 @@ def test_attackers_under_noise_who_are_most_of_the_first_round_do_not_make_hones
 
 def test_nor_of_a_later_round():
     shapes = shapes_of(1, 10, length=0.5, spread=0.3)
-    shapes[:7] = [3.6, -5.4]
-    usual = usual_of(shapes_of(0, 100, length=0.5, spread=0.3))
-    assert np.flatnonzero(usual.excess(shapes) > CONFIG.outlier_excess).tolist() == list(range(7))
+    shapes[:8] = [3.6, -5.4]
+    for known in (7, 100):
+        usual = usual_of(shapes_of(0, known, length=0.5, spread=0.3))
+        assert np.flatnonzero(usual.excess(shapes) > CONFIG.outlier_excess).tolist() == list(range(8))
 
 
 @settings(max_examples=200, deadline=None)
@@ -172,19 +173,20 @@ def test_nor_of_a_later_round():
     lower=st.lists(st.floats(-2, 0), min_size=1, max_size=8),
     upper=st.lists(st.floats(0, 2), min_size=0, max_size=8),
     apart=st.floats(0, 5),
+    least=st.integers(1, 4),
 )
-def test_lengths_come_in_two_groups_if_nobody_is_nearer_to_the_other_group_than_to_all_of_its_own(lower, upper, apart):
+def test_lengths_come_in_two_groups_if_nobody_is_nearer_to_the_other_than_to_all_of_its_own(lower, upper, apart, least):
     lengths = np.array([*lower, *(length + apart for length in upper)])
     expected = [True] * len(lengths)
     for border in sorted(lengths):
         short, long = lengths[lengths <= border], lengths[lengths > border]
-        if len(short) < max(3, len(lengths) / 4) or not len(long):
+        if len(short) < least or not len(long):
             continue
         nearest = min(abs(a - b) for a in short for b in long)
         furthest = max(abs(a - b) for group in (short, long) for a in group for b in group)
         if nearest > furthest and nearest > math.log(4):
             expected = [length <= border for length in lengths]
-    assert shorter_ones(lengths).tolist() == expected
+    assert shorter_ones(lengths, least).tolist() == expected
 
 
 def test_a_whole_round_of_longer_updates_is_compared_with_itself():

@@ -69,16 +69,17 @@ class Usual:
     def excess(self, shapes: Array, allowed: float = math.inf, suspects: Mask | None = None) -> Array:
         """For each update how far, in robust standard deviations, its length or peak exceeds the usual.
 
-        If most of those who are no `suspects` exceed it, it is the usual that has changed, and the round is compared
-        with them. If a single one exceeds it by more than is `allowed`, that counts for less.
+        If most of the `shorter_ones` who are no `suspects` exceed it, it is the usual that has changed, and the round
+        is compared with them. If a single one exceeds it by more than is `allowed`, that counts for less.
         """
         moving = _moving(shapes)
         if not moving.any():
             return np.zeros(len(shapes))
         cleared = moving if suspects is None else moving & ~suspects
-        others = cleared if cleared.any() else moving
+        others = (cleared if cleared.any() else moving).copy()
+        least = 1 if self.seen else max(SMALLEST, math.ceil(_LOW * np.count_nonzero(others)))
+        others[others] = shorter_ones(shapes[others, 0], least)
         own, seen = shapes[others], np.array(self.seen).reshape(-1, 2)
-        own = own[shorter_ones(own[:, 0])]
         known = self.is_known()
         beyond = _excess(shapes, seen, _NARROWED) if known else _excess(shapes, np.concatenate([seen, own]))
         if np.median(beyond[others]) > _CHANGED:
@@ -125,14 +126,15 @@ def _moving(shapes: Array) -> Mask:
     return result
 
 
-def shorter_ones(lengths: Array) -> Mask:
+def shorter_ones(lengths: Array, least: int) -> Mask:
     """Everybody, or the shorter ones if lengths (logarithms) come in two groups with a gap wider than either of them.
+
+    The shorter ones must be at least so many.
 
     Even if most are in the longer one: honest clients have no such gap, while attackers who hide what they do under
     noise take long steps.
     """
     ordered = np.sort(lengths)
-    least = max(SMALLEST, math.ceil(_LOW * len(ordered)))
     for count in range(least, len(ordered)):
         lower, upper = ordered[:count], ordered[count:]
         gap = upper[0] - lower[-1]
