@@ -32,7 +32,12 @@ INGREDIENTS: dict[str, dict[str, Any]] = {
     "without twins": {"twin_agreement": 1e9},
     "without records": {"record_weight": 0.0, "poor_record": -1.0},
     "with communities of whole rounds": {"communities._NEARLY_ALL": 1.0},
-    "with weak communities beside strong ones": {"communities._COMPARABLE": 0.0},
+    "with communities that agree far less beside others": {"communities._COMPARABLE": 0.0},
+    "with every majority taken for honest": {"communities._FAR_LESS": -1e9},
+    "with updates far longer than others' in the first rounds": {"examination._MENDING": 1e9},
+    "with longer honest updates trimmed off": {"examination._NARROWED": 0.0},
+    "with twins where many have one": {"examination._MANY": 1.0},
+    "with noise remembered": {"examination._AGREES": -1e9},
 }
 COLUMNS = ["recall", "benign refused", "benign refused, nobody attacks"]
 
