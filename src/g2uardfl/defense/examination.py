@@ -46,7 +46,8 @@ _UNLIKE = 0.9
 """From which standard deviation of the logarithms of their lengths on clients are unlike: 0.4 is usual where all have
 the same kind of data, and 0.6 to 0.7 under Dirichlet's 0.5; it is 1.1 to 2 under 0.05."""
 _MENDING = 4.0
-"""How many times as long as usual updates are that mend a model which was damaged; honest ones hardly ever are."""
+"""How many times as long as usual updates are that mend a model which was damaged, and as the others' those of a group
+set apart; honest ones hardly ever are."""
 _REMEMBERED = 200
 """How many accepted updates' lengths and peaks are remembered."""
 _SHORT_STEPS = 3.0
@@ -129,10 +130,8 @@ def _moving(shapes: Array) -> Mask:
 def shorter_ones(lengths: Array, least: int) -> Mask:
     """Everybody, or the shorter ones if lengths (logarithms) come in two groups with a gap wider than either of them.
 
-    The shorter ones must be at least so many.
-
-    Even if most are in the longer one: honest clients have no such gap, while attackers who hide what they do under
-    noise take long steps.
+    The shorter ones may be few, but at least so many: honest clients have no such gap, while attackers who hide what
+    they do under noise take long steps, and may be most of a round.
     """
     ordered = np.sort(lengths)
     for count in range(least, len(ordered)):
