@@ -8,7 +8,7 @@ decides the Bayesian information criterion, and how surely a submission belongs,
 Honest clients whose data differ form communities too, one for each kind of data. They have many of their like, while
 attackers have none: so a community is believed only if it stands out from all that is left in the graph without it.
 Nor is it believed if it takes in nearly everybody of the rounds it is from: that is what those rounds had in common.
-Most clients are honest, so a majority is none either, unless nobody else has much in common: then it is they who attack.
+Most clients are honest, so a majority is none, unless nobody else has much in common: then it is they who attack.
 """
 
 from __future__ import annotations
