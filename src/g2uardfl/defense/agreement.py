@@ -109,6 +109,8 @@ class Window:
 
     def forget(self, forgotten: npt.NDArray[np.bool_]) -> None:
         """Forget some of the submissions."""
+        if not forgotten.any():
+            return
         kept = np.flatnonzero(~forgotten)
         self.clients, self.rounds = [self.clients[row] for row in kept], [self.rounds[row] for row in kept]
         self.sketches, self.accepted = self.sketches[kept], self.accepted[kept]

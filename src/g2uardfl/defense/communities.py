@@ -51,13 +51,13 @@ class _Everybody:
 
     people: npt.NDArray[np.int64]
     convicted: npt.NDArray[np.bool_]
+    rows: npt.NDArray[np.int64]
+    """Which of the `sketches` are theirs; these are many numbers, and seldom needed."""
     sketches: Sketches | None
 
-    def only(self, rows: npt.NDArray[np.int64]) -> _Everybody:
+    def only(self, some: npt.NDArray[np.int64]) -> _Everybody:
         """Of some submissions alone."""
-        return _Everybody(
-            self.people[rows], self.convicted[rows], None if self.sketches is None else self.sketches[rows]
-        )
+        return _Everybody(self.people[some], self.convicted[some], self.rows[some], self.sketches)
 
     def are_mostly(self, members: npt.NDArray[np.bool_]) -> bool:
         """Whether the members are more than half of the clients without a bad record: then they are the honest ones.
@@ -69,7 +69,8 @@ class _Everybody:
         others = ~members & ~self.convicted
         if self.sketches is None or _count(self.people[others]) < SMALLEST:
             return True
-        return agree_on_average(self.sketches[others]) > _FAR_LESS * agree_on_average(self.sketches[members])
+        those, these = (agree_on_average(self.sketches[self.rows[some]]) for some in (others, members))
+        return those > _FAR_LESS * these
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,10 +122,10 @@ def find_communities(
         The submissions' directions. With them more than half can be, if all others have far less in common.
     """
     convicted = np.zeros(len(people), dtype=bool) if convicted is None else convicted
-    everybody = _Everybody(people, convicted, sketches)
+    left = np.arange(len(agreement))
+    everybody = _Everybody(people, convicted, left, sketches)
     floor = _NOISE * _noise(agreement, people)
     found: list[Community] = []
-    left = np.arange(len(agreement))
     while len(found) < _MOST and _count(people[left]) >= FEWEST_CLIENTS:
         community = _leading_community(agreement[np.ix_(left, left)], everybody.only(left), least_lead * floor)
         if community is None:

@@ -235,12 +235,11 @@ def examine(window: Window, convicted: Mask, shapes: Array, usual: Usual, config
     members = np.zeros(len(window.clients), dtype=bool)
     for one in communities:
         members |= one.members
-    excess = usual.excess(shapes, config.outlier_excess, (members | convicted)[here])
+    allowed = config.outlier_excess
+    excess = usual.excess(shapes, allowed, (members | convicted)[here])
     twins = twins_of(graph, rounds, convicted, config.twin_agreement)
     # The further an update exceeds the usual the surer; one that hardly does leaves its client's record as it is.
-    suspicion = np.where(
-        excess > config.outlier_excess, 1 - config.outlier_excess / 2 / np.maximum(excess, config.outlier_excess), 0.0
-    )
+    suspicion = np.where(excess > allowed, 1 - allowed / 2 / np.maximum(excess, allowed), 0.0)
     suspicion[[twin is not None for twin in twins]] = 1.0
     for one in communities:
         suspicion = np.maximum(suspicion, one.belonging[here])
@@ -248,7 +247,7 @@ def examine(window: Window, convicted: Mask, shapes: Array, usual: Usual, config
     community = [next((one for one in communities if one.members[row]), None) for row in rows]
     noise = np.zeros_like(members)
     if usual.is_known():
-        noise[here] = (excess > config.outlier_excess) & (graph[here].max(axis=1) < _AGREES)
+        noise[here] = (excess > allowed) & (graph[here].max(axis=1) < _AGREES)
     return Examination(
         suspicion, community, twins, excess, communities, members, len(set(window.clients)), noise & ~members
     )
