@@ -20,10 +20,20 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 from detectors import group_of, without
+from numpy.typing import NDArray
+
+from g2uardfl.numerics import Array
+
+
+def nobody_is_longer(usual: Any, shapes: Array, sketches: Array) -> NDArray[np.bool_]:
+    """Stands in for `Usual.far_longer`."""
+    return np.zeros(len(shapes), dtype=bool)
+
 
 INGREDIENTS: dict[str, dict[str, Any]] = {
-    # Settings of the guard, or constants of a module of the defence (with a dot).
+    # Settings of the guard, or (with a dot) constants or functions of a module of the defence.
     "all": {},
     "without earlier rounds": {"window": 10},
     "without having to stand out": {"least_lead": 0.0, "unlike_lead": 0.0},
@@ -35,6 +45,7 @@ INGREDIENTS: dict[str, dict[str, Any]] = {
     "with communities that agree far less beside others": {"communities._COMPARABLE": 0.0},
     "with every majority taken for honest": {"communities._FAR_LESS": -1e9},
     "with updates far longer than others' in the first rounds": {"examination._MENDING": 1e9},
+    "with far longer updates having their say": {"examination.Usual.far_longer": nobody_is_longer},
     "with longer honest updates trimmed off": {"examination._NARROWED": 0.0},
     "with twins where many have one": {"examination._MANY": 1.0},
     "with noise remembered": {"examination._AGREES": -1e9},

@@ -637,6 +637,55 @@ def test_what_is_usual_is_not_said_by_attackers_of_a_community():
     assert (Usual().excess(shapes)[6:] > CONFIG.outlier_excess).all()
 
 
+def two_groups(seed, flat=-5.0, common=0.0, longer=7):
+    """A round in which some take long steps, and the directions of all; the shorter ones learn the same."""
+    shapes = shapes_of(seed, 10, length=0.0, spread=0.2)
+    shapes[:, 1] = -3.0
+    shapes[:longer] = [3.6, flat]
+    sketches = noise(10, seed)
+    sketches[:longer] += common * noise(1, seed + 100)
+    sketches[longer:] += 3 * noise(1, seed + 200)
+    return shapes, (sketches / np.linalg.norm(sketches, axis=-1, keepdims=True)).astype(np.float32)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_honest_clients_who_learn_the_same_are_no_community_beside_attackers_who_take_far_longer_steps(seed):
+    shapes, sketches = two_groups(seed)
+    found = examine(window_of((list(range(10)), sketches)), np.zeros(10, dtype=bool), shapes, Usual(), CONFIG)
+    assert np.flatnonzero(found.suspicion > 0.5).tolist() == list(range(7))
+
+
+@pytest.mark.parametrize(
+    ("flat", "common", "accepted", "told"),
+    [
+        (-5.0, 0.0, [], True),  # noise: long and flat
+        (-3.0, 0.0, [], False),  # who has nothing in common may be honest, and the others keep their steps short
+        (-3.0, 3.0, [], True),  # no less in common than the others
+        (-4.5, 0.0, [], False),  # not flat enough to be sure
+        (-4.5, 0.0, [0.0], True),  # but enough where the steps of accepted clients were short
+        (-5.0, 0.0, [0.0] * 8 + [3.7] * 2, False),  # so long steps have been accepted
+    ],
+)
+def test_far_longer_steps_are_an_attack_if_they_are_flat_or_agree(flat, common, accepted, told):
+    shapes, sketches = two_groups(1, flat, common)
+    usual = Usual([(length, -3.0) for length in accepted])
+    assert usual.far_longer(shapes, sketches).tolist() == [told] * 7 + [False] * 3
+
+
+@pytest.mark.parametrize(("longer", "told"), [(0, 0), (1, 0), (2, 2), (7, 7), (8, 0), (10, 0)])
+def test_they_are_two_at_least_and_leave_three_others(longer, told):
+    shapes, sketches = two_groups(1, longer=longer)
+    assert np.count_nonzero(Usual().far_longer(shapes, sketches)) == told
+
+
+def test_far_longer_steps_are_outliers_however_much_accepted_ones_vary():
+    shapes, _ = two_groups(1)
+    usual = usual_of([[length, -3.0] for length in np.linspace(-4.0, 2.0, 30)])
+    assert not (usual.excess(shapes) > CONFIG.outlier_excess).any()
+    excess = usual.excess(shapes, suspects=np.arange(10) < 7, longer=np.arange(10) < 7)
+    assert np.flatnonzero(excess > CONFIG.outlier_excess).tolist() == list(range(7))
+
+
 def test_only_members_of_communities_show_where_the_backdoor_lies():
     judgement = judgement_of(malicious=[0, 1, 4], communities=[community(20.0, [0, 1, 1, 0, 0])])
     assert judgement.colluding.tolist() == [False, True, False, False, False]

@@ -32,7 +32,7 @@ SMALLEST = 3
 """How many clients make a community."""
 _NEARLY_ALL = 0.8
 """Attackers are seldom more than this share of a round."""
-_FAR_LESS = 1 / 3
+FAR_LESS = 1 / 3
 """Clients whose updates have this share of the mean cosine of others' have far less in common than they."""
 _COMPARABLE = 0.5
 """Communities whose members agree less than this beside those of another are not believed together with it."""
@@ -70,7 +70,7 @@ class _Everybody:
         if self.sketches is None or _count(self.people[others]) < SMALLEST:
             return True
         those, these = (agree_on_average(self.sketches[self.rows[some]]) for some in (others, members))
-        return those > _FAR_LESS * these
+        return those > FAR_LESS * these
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,8 +18,8 @@ from torch import Tensor
 from ..aggregation import ClientId, Decision, Verdict
 from ..numerics import Array
 from ..updates import SentUpdates, each_row
-from .agreement import Window, agreement
-from .communities import FEWEST_CLIENTS, SMALLEST, Community, find_communities
+from .agreement import Sketches, Window, agree_on_average, agreement
+from .communities import FAR_LESS, FEWEST_CLIENTS, SMALLEST, Community, find_communities
 from .config import GuardConfig
 from .scoring import Mask
 
@@ -32,6 +32,8 @@ _TAILS = np.array([1.0, 1.5])
 """What a standard deviation of lengths and of peaks counts: single peaks of honest updates stand out further."""
 _LOW = 0.25
 """Which quantile of a round's lengths is honest even if most of its clients attack, who take longer steps."""
+_HIGH = 0.9
+"""Above this quantile of accepted lengths a length is unusual."""
 _GROWTH = 2.0
 """How many times as long as usual accepted updates may be in one round."""
 _ENOUGH = 20
@@ -48,6 +50,9 @@ the same kind of data, and 0.6 to 0.7 under Dirichlet's 0.5; it is 1.1 to 2 unde
 _MENDING = 4.0
 """How many times as long as usual updates are that mend a model which was damaged, and as the others' those of a group
 set apart; honest ones hardly ever are."""
+_FLATTER = (7.0, 4.0)
+"""By how much larger the largest entry of honest updates is, beside their lengths, than that of updates which hide
+under noise: as long as nothing is known about lengths, and later."""
 _REMEMBERED = 200
 """How many accepted updates' lengths and peaks are remembered."""
 _SHORT_STEPS = 3.0
@@ -67,7 +72,9 @@ class Usual:
 
     seen: list[tuple[float, float]] = field(default_factory=list)
 
-    def excess(self, shapes: Array, allowed: float = math.inf, suspects: Mask | None = None) -> Array:
+    def excess(
+        self, shapes: Array, allowed: float = math.inf, suspects: Mask | None = None, longer: Mask | None = None
+    ) -> Array:
         """For each update how far, in robust standard deviations, its length or peak exceeds the usual.
 
         If most of the `shorter_ones` who are no `suspects` exceed it, it is the usual that has changed, and the round
@@ -78,16 +85,40 @@ class Usual:
             return np.zeros(len(shapes))
         cleared = moving if suspects is None else moving & ~suspects
         others = (cleared if cleared.any() else moving).copy()
-        least = 1 if self.seen else max(SMALLEST, math.ceil(_LOW * np.count_nonzero(others)))
-        others[others] = shorter_ones(shapes[others, 0], least)
+        others[others] = shorter_ones(shapes[others, 0], 1 if self.seen else self._least(others))
         own, seen = shapes[others], np.array(self.seen).reshape(-1, 2)
         known = self.is_known()
         beyond = _excess(shapes, seen, _NARROWED) if known else _excess(shapes, np.concatenate([seen, own]))
         if np.median(beyond[others]) > _CHANGED:
             beyond = _excess(shapes, own)
+        if longer is not None:
+            beyond = np.where(longer, np.maximum(beyond, _excess(shapes, own)), beyond)
         if np.count_nonzero(beyond > allowed) == 1:
             return np.where(beyond > allowed, beyond / _LONE, beyond)
         return beyond
+
+    def far_longer(self, shapes: Array, sketches: Sketches) -> Mask:
+        """Who of a round takes steps so much longer than the others', and than accepted ones, that it must attack.
+
+        Two of them at least, and far flatter ones, as noise makes them; or such that have no less in common than the
+        others: where these have much more, it is rather they who attack, and keep their steps short.
+        """
+        nobody = np.zeros(len(shapes), dtype=bool)
+        moving = _moving(shapes)
+        shorter = moving.copy()
+        shorter[moving] = shorter_ones(shapes[moving, 0], self._least(moving))
+        longer = moving & ~shorter
+        if np.count_nonzero(longer) < 2:
+            return nobody
+        if self.seen and shapes[longer, 0].min() <= np.quantile([length for length, _ in self.seen], _HIGH):
+            return nobody
+        flatter = np.median(shapes[shorter, 1]) - np.median(shapes[longer, 1]) > math.log(_FLATTER[bool(self.seen)])
+        of_longer, of_shorter = (agree_on_average(sketches[some]) for some in (longer, shorter))
+        return longer if flatter or of_longer > FAR_LESS * of_shorter else nobody
+
+    @staticmethod
+    def _least(moving: Mask) -> int:
+        return max(SMALLEST, math.ceil(_LOW * np.count_nonzero(moving)))
 
     def length(self, norms: Array) -> float:
         """The length of a usual update: the median over what is remembered, or over `norms` where nothing is."""
@@ -221,6 +252,9 @@ def examine(window: Window, convicted: Mask, shapes: Array, usual: Usual, config
     `convicted` says of each submission of the window whether its client has a bad record.
     """
     here = slice(-len(shapes), None)
+    longer = usual.far_longer(shapes, window.sketches[here])
+    convicted = convicted.copy()
+    convicted[here] |= longer
     graph, rounds = agreement(window), np.array(window.rounds)
     unlike = usual.unlike()
     communities = find_communities(
@@ -236,7 +270,7 @@ def examine(window: Window, convicted: Mask, shapes: Array, usual: Usual, config
     for one in communities:
         members |= one.members
     allowed = config.outlier_excess
-    excess = usual.excess(shapes, allowed, (members | convicted)[here])
+    excess = usual.excess(shapes, allowed, (members | convicted)[here], longer)
     twins = twins_of(graph, rounds, convicted, config.twin_agreement)
     # The further an update exceeds the usual the surer; one that hardly does leaves its client's record as it is.
     suspicion = np.where(excess > allowed, 1 - allowed / 2 / np.maximum(excess, allowed), 0.0)
