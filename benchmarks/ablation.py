@@ -21,9 +21,9 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-from detectors import group_of, without
 from numpy.typing import NDArray
 
+from detectors import group_of, without
 from g2uardfl.numerics import Array
 
 
@@ -43,7 +43,7 @@ INGREDIENTS: dict[str, dict[str, Any]] = {
     "without records": {"record_weight": 0.0, "poor_record": -1.0},
     "with communities of whole rounds": {"communities._NEARLY_ALL": 1.0},
     "with communities that agree far less beside others": {"communities._COMPARABLE": 0.0},
-    "with every majority taken for honest": {"communities._FAR_LESS": -1e9},
+    "with every majority taken for honest": {"communities.FAR_LESS": -1e9},
     "with updates far longer than others' in the first rounds": {"examination._MENDING": 1e9},
     "with far longer updates having their say": {"examination.Usual.far_longer": nobody_is_longer},
     "with longer honest updates trimmed off": {"examination._NARROWED": 0.0},
