@@ -37,7 +37,7 @@ INGREDIENTS: dict[str, dict[str, Any]] = {
     "all": {},
     "without earlier rounds": {"window": 10},
     "without having to stand out": {"least_lead": 0.0, "unlike_lead": 0.0},
-    "without asking for more where clients are unlike": {"unlike_evidence": 15.0, "unlike_lead": 1.5},
+    "without asking for more where clients are unlike": {"unlike_lead": 1.5},
     "without outliers": {"outlier_excess": 1e9},
     "without twins": {"twin_agreement": 1e9},
     "without records": {"record_weight": 0.0, "poor_record": -1.0},

@@ -508,8 +508,8 @@ def noise(count, seed, layers=2, width=512):
     return np.random.default_rng(seed).normal(size=(count, layers, width))
 
 
-@pytest.mark.parametrize(("unlike", "asked"), [(False, (15.0, 1.5)), (True, (8.0, 2.0))])
-def test_where_clients_are_unlike_a_community_must_lead_by_more_and_needs_less_evidence(monkeypatch, unlike, asked):
+@pytest.mark.parametrize(("unlike", "asked"), [(False, (15.0, 1.5)), (True, (15.0, 2.0))])
+def test_where_clients_are_unlike_a_community_must_lead_by_more(monkeypatch, unlike, asked):
     seen = []
     monkeypatch.setattr(
         "g2uardfl.defense.examination.find_communities",
@@ -592,6 +592,18 @@ def test_two_clients_of_one_round_who_agree_almost_completely_are_twins():
     assert found.suspicion.sum() == pytest.approx(2)
 
 
+@pytest.mark.parametrize(("times", "suspected"), [(50, 1), (200, 0)])
+def test_twins_with_next_to_nothing_to_learn_are_not_suspected(times, suspected):
+    sketches = noise(10, 0)
+    sketches[7] = sketches[2]
+    shapes = np.full((10, 2), [1.0, -3.0])
+    shapes[[2, 7], 0] -= math.log(times)
+    window = window_of((list(range(10)), sketches))
+    found = examine(window, np.zeros(10, dtype=bool), shapes, usual_of([[1.0, -3.0]] * 30), CONFIG)
+    assert (found.twin[2], found.twin[7]) == (7, 2)
+    assert found.suspicion[[2, 7]].tolist() == [suspected] * 2
+
+
 def test_a_client_is_no_twin_of_its_own_past():
     sketches = noise(10, 0)
     found = examined(window_of((list(range(10)), sketches), (list(range(10)), sketches)), np.zeros(10))
@@ -600,7 +612,7 @@ def test_a_client_is_no_twin_of_its_own_past():
 
 
 def test_the_further_beyond_the_excess_the_surer_the_suspicion():
-    excess = np.array([0.0, 5.0, 3.9, -40.0, 100.0, 0, 0, 0])
+    excess = np.array([0.0, 5.0, 3.9, -8.0, 100.0, 0, 0, 0])
     sketches = noise(8, 3)
     sketches[7] = sketches[3]
     found = examined(window_of((list(range(8)), sketches)), excess)

@@ -98,10 +98,9 @@ class GuardConfig:
     """(agreement) By how much the Bayesian information criterion must prefer two clusters to one."""
     least_lead: float = number(1.5, 0, math.inf)
     """(agreement) How many times as strong as any other cluster in the graph those of attackers must be."""
-    unlike_evidence: float = number(8.0, 0, math.inf)
-    """(agreement) `least_evidence` where clients' updates are so unlike in length that their data must differ."""
     unlike_lead: float = number(2.0, 0, math.inf)
-    """(agreement) `least_lead` there: honest clients with the same kind of data make clusters, too."""
+    """(agreement) `least_lead` where clients' updates are so unlike in length that their data must differ: honest
+    clients with the same kind of data make clusters there, too."""
     twin_agreement: float = number(4.0, 0, math.inf)
     """(agreement) From which agreement on, in standard deviations, two clients of a round are suspected at once."""
     outlier_excess: float = number(4.0, 0, math.inf)

@@ -61,6 +61,8 @@ _AGREES = 2.0
 """Below this agreement, in standard deviations, two updates have nothing to do with each other."""
 _MANY = 0.1
 """If more than this share of honest submissions have a twin in the window, twins are nothing unusual."""
+_TINY = 100.0
+"""Twins whose updates are so many times shorter than usual have nothing to learn, and do no harm."""
 _ALMOST_SURE = 1e-6
 _ZERO_LENGTH = -700.0
 """Below this logarithm a length is zero."""
@@ -256,15 +258,9 @@ def examine(window: Window, convicted: Mask, shapes: Array, usual: Usual, config
     convicted = convicted.copy()
     convicted[here] |= longer
     graph, rounds = agreement(window), np.array(window.rounds)
-    unlike = usual.unlike()
+    lead = config.unlike_lead if usual.unlike() else config.least_lead
     communities = find_communities(
-        graph,
-        window.people(),
-        rounds,
-        config.unlike_evidence if unlike else config.least_evidence,
-        config.unlike_lead if unlike else config.least_lead,
-        convicted,
-        window.sketches,
+        graph, window.people(), rounds, config.least_evidence, lead, convicted, window.sketches
     )
     members = np.zeros(len(window.clients), dtype=bool)
     for one in communities:
@@ -274,7 +270,8 @@ def examine(window: Window, convicted: Mask, shapes: Array, usual: Usual, config
     twins = twins_of(graph, rounds, convicted, config.twin_agreement)
     # The further an update exceeds the usual the surer; one that hardly does leaves its client's record as it is.
     suspicion = np.where(excess > allowed, 1 - allowed / 2 / np.maximum(excess, allowed), 0.0)
-    suspicion[[twin is not None for twin in twins]] = 1.0
+    matters = shapes[:, 0] > math.log(usual.length(np.exp(shapes[:, 0])) / _TINY)
+    suspicion[matters & [twin is not None for twin in twins]] = 1.0
     for one in communities:
         suspicion = np.maximum(suspicion, one.belonging[here])
     rows = range(len(window.clients) - len(shapes), len(window.clients))
