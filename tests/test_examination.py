@@ -684,6 +684,23 @@ def test_far_longer_steps_are_an_attack_if_they_are_flat_or_agree(flat, common, 
     assert usual.far_longer(shapes, sketches).tolist() == [told] * 7 + [False] * 3
 
 
+@pytest.mark.parametrize(
+    ("length", "common", "told"),
+    [
+        (3.6, 0.0, True),
+        (0.5, 0.0, False),  # some of the others take longer steps
+        (3.6, 3.0, False),  # the others have much in common, and may be the ones who attack
+    ],
+)
+def test_noise_sets_apart_by_peaks_where_lengths_differ_much(length, common, told):
+    shapes = np.stack([np.linspace(-5.0, 2.0, 10), np.full(10, -3.0)], axis=1)
+    shapes[:4] = [length, -5.4]
+    sketches = noise(10, 1)
+    sketches[4:] += common * noise(1, 201)
+    sketches /= np.linalg.norm(sketches, axis=-1, keepdims=True)
+    assert Usual().far_longer(shapes, sketches.astype(np.float32)).tolist() == [told] * 4 + [False] * 6
+
+
 @pytest.mark.parametrize(("longer", "told"), [(0, 0), (1, 0), (2, 2), (7, 7), (8, 0), (10, 0)])
 def test_they_are_two_at_least_and_leave_three_others(longer, told):
     shapes, sketches = two_groups(1, longer=longer)

@@ -50,6 +50,8 @@ the same kind of data, and 0.6 to 0.7 under Dirichlet's 0.5; it is 1.1 to 2 unde
 _MENDING = 4.0
 """How many times as long as usual updates are that mend a model which was damaged, and as the others' those of a group
 set apart; honest ones hardly ever are."""
+_NOTHING = 0.05
+"""Below this mean cosine updates have next to nothing in common."""
 _FLATTER = (7.0, 4.0)
 """By how much larger the largest entry of honest updates is, beside their lengths, than that of updates which hide
 under noise: as long as nothing is known about lengths, and later."""
@@ -102,21 +104,28 @@ class Usual:
     def far_longer(self, shapes: Array, sketches: Sketches) -> Mask:
         """Who of a round takes steps so much longer than the others', and than accepted ones, that it must attack.
 
-        Two of them at least, and far flatter ones, as noise makes them; or such that have no less in common than the
-        others: where these have much more, it is rather they who attack, and keep their steps short.
+        These are two at least, set apart from the others by their lengths or, as noise makes long updates flat, by
+        their peaks. Where the others have far more in common, it may be they who attack and keep their steps short:
+        then nobody is far longer, unless it is as much flatter as only noise is.
         """
         nobody = np.zeros(len(shapes), dtype=bool)
         moving = _moving(shapes)
-        shorter = moving.copy()
-        shorter[moving] = shorter_ones(shapes[moving, 0], self._least(moving))
-        longer = moving & ~shorter
-        if np.count_nonzero(longer) < 2:
+        lengths, peaks = shapes.T
+        for apart in (lengths, -peaks):
+            others = moving.copy()
+            others[moving] = shorter_ones(apart[moving], self._least(moving))
+            longer = moving & ~others
+            if np.count_nonzero(longer) > 1 and lengths[longer].min() > lengths[others].max():
+                break
+        else:
             return nobody
-        if self.seen and shapes[longer, 0].min() <= np.quantile([length for length, _ in self.seen], _HIGH):
+        if self.seen and lengths[longer].min() <= np.quantile([length for length, _ in self.seen], _HIGH):
             return nobody
-        flatter = np.median(shapes[shorter, 1]) - np.median(shapes[longer, 1]) > math.log(_FLATTER[bool(self.seen)])
-        of_longer, of_shorter = (agree_on_average(sketches[some]) for some in (longer, shorter))
-        return longer if flatter or of_longer > FAR_LESS * of_shorter else nobody
+        of_longer, of_others = (agree_on_average(sketches[some]) for some in (longer, others))
+        if of_longer > FAR_LESS * of_others:
+            return longer
+        flatter = np.median(peaks[others]) - np.median(peaks[longer]) > math.log(_FLATTER[bool(self.seen)])
+        return longer if (flatter if apart is lengths else of_others < _NOTHING) else nobody
 
     @staticmethod
     def _least(moving: Mask) -> int:
