@@ -111,7 +111,7 @@ def test_where_nobody_attacks_the_model_is_the_mean_of_clipped_updates():
         norms = [float(np.sqrt(sum(x * x for x in update))) for update in updates]
         seen += norms
         lower, usual = float(np.quantile(norms, 0.25)), float(np.exp(np.median(np.log(seen))))
-        limit = lower if number == 1 else max(usual, lower)
+        limit = 0.3 * lower if number == 1 else max(usual, lower)
         step = sum(update * min(1.0, limit / norm) for update, norm in zip(updates, norms, strict=True)) / PER_ROUND
         result = guard.aggregate(model, sent)
         assert norms[4] > 1.2 * limit
@@ -506,7 +506,7 @@ def test_the_model_goes_back_once_attackers_are_recognised_who_had_been_accepted
     assert same(models[2], without[2])
     # The first model is back, half precision leaves a little; what was learnt from the one given up is of no use.
     assert np.linalg.norm(flat(models[3]) - flat(models[0])) < 0.01 * np.linalg.norm(flat(models[2]) - flat(models[0]))
-    assert np.linalg.norm(flat(models[2]) - flat(models[0])) > 0.1
+    assert np.linalg.norm(flat(models[2]) - flat(models[0])) > 0.05
     assert {verdict.weight for verdict in results[2].verdicts.values()} == {0.0}
     back = "The model went back to before round 1: attackers had been accepted who are recognised now."
     assert [one.note for one in results] == ["", "", back]

@@ -34,6 +34,8 @@ _LOW = 0.25
 """Which quantile of a round's lengths is honest even if most of its clients attack, who take longer steps."""
 _HIGH = 0.9
 """Above this quantile of accepted lengths a length is unusual."""
+_CAUTION = 0.3
+"""To which share of that quantile updates are clipped as long as little is known."""
 _GROWTH = 2.0
 """How many times as long as usual accepted updates may be in one round."""
 _ENOUGH = 20
@@ -82,7 +84,8 @@ class Usual:
         """For each update how far, in robust standard deviations, its length or peak exceeds the usual.
 
         If most of the `shorter_ones` who are no `suspects` exceed it, it is the usual that has changed, and the round
-        is compared with them. If a single one exceeds it by more than is `allowed`, that counts for less.
+        is compared with them. If a single one exceeds it by more than is `allowed`, that counts for less. Those who are
+        `far_longer` exceed it at least as far as they are apart from the others.
         """
         moving = _moving(shapes)
         if not moving.any():
@@ -95,8 +98,8 @@ class Usual:
         beyond = _excess(shapes, seen, _NARROWED) if known else _excess(shapes, np.concatenate([seen, own]))
         if np.median(beyond[others]) > _CHANGED:
             beyond = _excess(shapes, own)
-        if longer is not None:
-            beyond = np.where(longer, np.maximum(beyond, _excess(shapes, own)), beyond)
+        if longer is not None and longer.any():
+            beyond = np.where(longer, np.maximum(beyond, _apart(shapes, moving & ~longer)), beyond)
         if np.count_nonzero(beyond > allowed) == 1:
             return np.where(beyond > allowed, beyond / _LONE, beyond)
         return beyond
@@ -125,7 +128,7 @@ class Usual:
         if of_longer > FAR_LESS * of_others:
             return longer
         flatter = np.median(peaks[others]) - np.median(peaks[longer]) > math.log(_FLATTER[bool(self.seen)])
-        return longer if (flatter if apart is lengths else of_others < _NOTHING) else nobody
+        return longer if (flatter if self.seen or apart is lengths else of_others < _NOTHING) else nobody
 
     @staticmethod
     def _least(moving: Mask) -> int:
@@ -148,10 +151,11 @@ class Usual:
         """To which length accepted updates are clipped: the median over what is remembered.
 
         Or, where updates grow, the lower quartile of the round's own accepted `norms`, up to twice the median. In the
-        first rounds, most of which may be attackers', that quartile alone counts.
+        first rounds, most of which may be attackers', that quartile alone counts, and less than it: an attack is told
+        as long as the model has not learnt it.
         """
         own, usual = float(np.quantile(norms, _LOW)), self.length(norms)
-        return min(max(usual, own), _GROWTH * usual) if self.is_known() else own
+        return min(max(usual, own), _GROWTH * usual) if self.is_known() else _CAUTION * own
 
     def much_longer(self, norms: Array) -> bool:
         """Whether most of a round's accepted updates are far longer than usual: they have to mend the model."""
@@ -183,6 +187,13 @@ def shorter_ones(lengths: Array, least: int) -> Mask:
             shorter: Mask = lengths <= lower[-1]
             return shorter
     return np.ones(len(lengths), dtype=bool)
+
+
+def _apart(shapes: Array, others: Mask) -> Array:
+    """For each update how much longer or flatter it is than any of the others, in the smallest standard deviations."""
+    (lengths, peaks), (longest, _), (_, flattest) = shapes.T, shapes[others].max(axis=0), shapes[others].min(axis=0)
+    result: Array = np.maximum(lengths - longest, flattest - peaks) / _SMALLEST_SPREAD
+    return result
 
 
 def _excess(shapes: Array, reference: Array, narrowed: float = 0.0) -> Array:
