@@ -97,7 +97,6 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--data-dir", default="")
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--per-process", type=int, default=1, help="records after which a fresh process takes over")
     parser.add_argument("--out", type=Path, default=Path("records"))
     arguments = parser.parse_args()
     models = arguments.out / "poisoned"
@@ -110,11 +109,8 @@ def main() -> None:
         return folder / f"{name}{suffix}".replace("(", "_").replace(")", "")
 
     context = multiprocessing.get_context("spawn")
-    # What large models leave behind on a GPU would be missing to the next ones, while small ones are made in less time
-    # than a process needs to start.
-    with ProcessPoolExecutor(
-        arguments.processes, mp_context=context, max_tasks_per_child=arguments.per_process
-    ) as pool:
+    # A process for each record: what one left behind on a GPU would be missing to the next.
+    with ProcessPoolExecutor(arguments.processes, mp_context=context, max_tasks_per_child=1) as pool:
         starts = {attack: place(models, [attack], ".safetensors") for attack in arguments.attacks}
         if "poisoned" in arguments.kinds:
             run = {**shared, "rounds": arguments.poison_rounds}
