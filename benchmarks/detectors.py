@@ -17,7 +17,9 @@ import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import astuple, dataclass, field, replace
+from itertools import repeat
 from pathlib import Path
 
 import numpy as np
@@ -238,16 +240,26 @@ def group_of(path: Path) -> str:
     return f"{path.name.split('-')[0]}, {start}, {division}"
 
 
-def compare(paths: list[Path], names: list[str]) -> dict[str, dict[str, Tally]]:
-    """Group -> detector -> its tally."""
-    tallies: dict[str, dict[str, Tally]] = {}
+def compare(paths: list[Path], names: list[str], processes: int = 1) -> dict[str, dict[str, Tally]]:
+    """Group -> detector -> its tally; groups go side by side in processes."""
+    groups: dict[str, list[Path]] = {}
+    for path in sorted(paths, key=group_of):
+        groups.setdefault(group_of(path), []).append(path)
+    if processes == 1:
+        return {group: tallied(records, names) for group, records in groups.items()}
+    with ProcessPoolExecutor(processes) as pool:
+        return dict(zip(groups, pool.map(tallied, groups.values(), repeat(names)), strict=True))
+
+
+def tallied(paths: list[Path], names: list[str]) -> dict[str, Tally]:
+    """Detector -> its tally over some records."""
+    tallies = {name: Tally() for name in names}
     with one_thread():
-        for path in sorted(paths, key=group_of):
+        for path in paths:
             record = Record.load(path)
             if not record.attacking:
                 raise SystemExit(f"{path} does not say who attacked: record it in a simulation")
-            group = tallies.setdefault(group_of(path), {name: Tally() for name in names})
-            for name, tally in group.items():
+            for name, tally in tallies.items():
                 tally.add(record, DETECTORS[name])
     return tallies
 
@@ -302,8 +314,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("records", nargs="+", type=Path, metavar="RECORD")
     parser.add_argument("--only", nargs="+", choices=list(DETECTORS), default=list(DETECTORS), metavar="NAME")
+    parser.add_argument("--processes", type=int, default=1)
     arguments = parser.parse_args()
-    print(tables(compare(arguments.records, arguments.only), arguments.only))
+    print(tables(compare(arguments.records, arguments.only, arguments.processes), arguments.only))
 
 
 if __name__ == "__main__":
