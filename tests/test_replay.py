@@ -107,6 +107,9 @@ def test_the_command_prints_a_row_a_record_and_takes_settings():
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "COLUMNS": "200"}, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("digits-") == 2
+    assert any("digits-" in line and line.count("100.00") == 3 for line in done.stdout.splitlines())
+    narrow = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "COLUMNS": "80"}, check=False)
+    assert all(one in narrow.stdout for one in (ATTACKED.stem, QUIET.stem, "rounds with an attacker accepted %"))
     wrong = subprocess.run(
         [*command[:-1], "no_such_setting=1"], capture_output=True, text=True, env={**os.environ}, check=False
     )

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_HEADINGS = [
+    "rounds", "Rand index", "precision %", "recall %", "F1 %", "benign refused %", "refused %",
+    "rounds with an attacker accepted %", "seconds",
+]  # fmt: skip
 
 
 def register(app: typer.Typer) -> None:
@@ -27,7 +35,6 @@ def replay(
     Example: g2uardfl replay runs/*/record.npz --set least_evidence=15
     """
     from rich.console import Console
-    from rich.table import Table
 
     from .. import aggregators
     from ..defense.recording import Record
@@ -36,13 +43,7 @@ def replay(
     from .progress import bar
 
     settings = with_assignments({}, [f"defense.{one.removeprefix('defense.')}" for one in assignments or []])
-    table = Table(title=f"{defense} on recorded rounds", title_justify="left")
-    table.add_column("record", style="bold")
-    for heading in (
-        "rounds", "Rand index", "precision %", "recall %", "F1 %", "benign refused %", "refused %",
-        "rounds with an attacker accepted %", "seconds",
-    ):  # fmt: skip
-        table.add_column(heading, justify="right")
+    rows: dict[str, list[str]] = {}
     loaded = [Record.load(path) for path in records]
     console = Console()
     with bar(console) as progress:
@@ -52,14 +53,35 @@ def replay(
             result = decide(record, rule, lambda: progress.advance(task))
             found = result.detection
             detected = [found.precision, found.recall, found.f1, found.benign_flagged] if found else [math.nan] * 4
-            table.add_row(
-                path.parent.name if path.name == "record.npz" else path.stem,
+            rows[str(path)] = [
                 str(result.rounds),
                 _shown(result.rand_index, 1),
                 *(_shown(value, 100) for value in (*detected, result.refused, result.attacker_accepted)),
                 f"{result.seconds:.2f}",
-            )
-    console.print(table)
+            ]
+    _print(console, f"{defense} on recorded rounds", rows)
+
+
+def _print(console: Console, title: str, rows: dict[str, list[str]]) -> None:
+    """A row for each record, or where that is too wide a small table for each."""
+    from rich.table import Table
+
+    names = {path: Path(path).parent.name if Path(path).name == "record.npz" else Path(path).stem for path in rows}
+    table = Table(title=title, title_justify="left")
+    table.add_column("record", style="bold", no_wrap=True)
+    for heading in _HEADINGS:
+        table.add_column(heading, justify="right")
+    for path, cells in rows.items():
+        table.add_row(names[path], *cells)
+    if console.measure(table, options=console.options.update(max_width=10_000)).minimum <= console.width:
+        console.print(table)
+        return
+    console.print(title)
+    for path, cells in rows.items():
+        small = Table(names[path], "", min_width=len(names[path]) + 8)
+        for heading, cell in zip(_HEADINGS, cells, strict=True):
+            small.add_row(heading, cell)
+        console.print(small)
 
 
 def _shown(value: float, scale: float) -> str:
