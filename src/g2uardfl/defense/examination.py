@@ -35,7 +35,7 @@ _LOW = 0.25
 _HIGH = 0.9
 """Above this quantile of accepted lengths a length is unusual."""
 _CAUTION = 0.3
-"""To which share of that quantile updates are clipped as long as little is known."""
+"""To which share of the lower quantile updates are clipped as long as little is known."""
 _GROWTH = 2.0
 """How many times as long as usual accepted updates may be in one round."""
 _ENOUGH = 20
