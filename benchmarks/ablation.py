@@ -32,6 +32,11 @@ def nobody_is_longer(usual: Any, shapes: Array, sketches: Array) -> NDArray[np.b
     return np.zeros(len(shapes), dtype=bool)
 
 
+def as_it_is(agreement: Array, people: Array) -> Array:
+    """Stands in for `communities._centred`."""
+    return agreement
+
+
 INGREDIENTS: dict[str, dict[str, Any]] = {
     # Settings of the guard, or (with a dot) constants or functions of a module of the defence.
     "all": {},
@@ -43,6 +48,7 @@ INGREDIENTS: dict[str, dict[str, Any]] = {
     "without records": {"record_weight": 0.0, "poor_record": -1.0},
     "with communities of whole rounds": {"communities._NEARLY_ALL": 1.0},
     "with communities that agree far less beside others": {"communities._COMPARABLE": 0.0},
+    "with what those who are left have in common": {"communities._centred": as_it_is},
     "with every majority taken for honest": {"communities.FAR_LESS": -1e9},
     "with updates far longer than others' in the first rounds": {"examination._MENDING": 1e9},
     "with far longer updates having their say": {"examination.Usual.far_longer": nobody_is_longer},

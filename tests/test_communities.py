@@ -221,6 +221,17 @@ def test_in_a_window_of_300_strangers_noise_is_rarely_a_community():
     assert alarms <= 2
 
 
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(("attackers", "others"), [(1.5, 0.4), (2.0, 1.0), (3.0, 1.5)])
+def test_attackers_are_told_though_all_others_agree_a_little_as_they_pull_the_other_way(seed, attackers, others):
+    attack = np.arange(120) < 20
+    both, one = attack[:, None] & attack[None, :], attack[:, None] ^ attack[None, :]
+    graph = noise(120, seed) + np.where(both, attackers, np.where(one, -others, others))
+    np.fill_diagonal(graph, 0)
+    (found,) = found_in(graph, np.arange(120), ENOUGH)
+    assert np.array_equal(found.members, attack)
+
+
 def test_two_planted_groups_are_both_found_the_clearer_first():
     for seed in range(10):
         graph = planted(80, seed, (range(8), 9.0), (range(20, 32), 5.0))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from g2uardfl import G2uardFL
 from g2uardfl.aggregation import AggregationResult
-from g2uardfl.defense.examination import common_cosine
+from g2uardfl.defense.examination import common_cosine, examine
 from g2uardfl.errors import StateError
 from g2uardfl.state_files import SavedState
 from models import same
@@ -218,6 +218,8 @@ def test_a_saved_guard_goes_on_bit_for_bit(attacked, when, tmp_path):
         "poison_before",
         "taken_out",
         "poison_signs",
+        "opposition",
+        "supported",
     ],
 )
 def test_a_state_that_lacks_something_is_one_clear_error(attacked, name):
@@ -488,6 +490,49 @@ def test_elimination_ends_where_nothing_is_left_to_take_out():
     assert 0 < sum(np.linalg.norm(one.away) for one in rounds) <= 3.03 * longest
 
 
+def undoing(model, number, clients, undone):
+    """Messages of clients of whom the honest move against the backdoor by `undone`, and have little else to learn."""
+    backdoor = drawn(0, 0, 0)
+    sent = messages(model, 0, number, clients)
+    for client in set(clients) - ATTACKERS:
+        update = {name: 0.2 * (sent[client][name] - model[name]) - 0.002 * undone * backdoor[name] for name in model}
+        sent[client] = {name: (model[name] + update[name]).astype(np.float32) for name in model}
+    return sent
+
+
+def taken_out_of(undone, **settings):
+    """Rounds in which three attackers meet seven clients who move against the backdoor that far, one share a round."""
+    settings = {"undo": False, **settings}
+    guard, plain, model = G2uardFL(**settings), G2uardFL(eliminate=False, **settings), first_model()
+    rounds = []
+    for number, share in enumerate(undone, start=1):
+        sent = undoing(model, number, [*range(3), *range(10, 17)], share)
+        both = guard.aggregate(model, sent), plain.aggregate(model, sent)
+        usual = math.exp(statistics.median(length for length, _ in guard.usual.seen))
+        rounds.append(Compared(model, sent, *both, usual))
+        model = both[0].weights
+    return rounds
+
+
+def test_what_accepted_clients_undo_is_taken_out_until_they_want_it_back():
+    rounds = taken_out_of([0.2] * 6 + [-0.21] * 2)
+    assert all(one.colluding == [0, 1, 2] for one in rounds)
+    lengths = [np.linalg.norm(one.away) for one in rounds]
+    assert max(lengths[:2] + lengths[6:]) < 1e-6
+    for one, length in zip(rounds[2:6], lengths[2:6], strict=True):
+        assert length == pytest.approx(0.1 * np.linalg.norm(one.poison), rel=1e-3)
+
+
+@pytest.mark.parametrize("undone", [0.0, -0.3])
+def test_what_accepted_clients_do_not_undo_is_not(undone):
+    assert max(np.linalg.norm(one.away) for one in taken_out_of([undone] * 6)) < 1e-6
+
+
+def test_while_everybody_learns_the_same_it_says_nothing_that_attackers_do_not():
+    # The honest clients' updates have a mean cosine of a half.
+    assert max(np.linalg.norm(one.away) for one in taken_out_of([1.0] * 6)) < 1e-6
+
+
 def recognised_in_round_3(guard, rounds=3):
     """The models before and after each round, and the results: two attackers are no community, three more are."""
     models, results = [first_model()], []
@@ -512,6 +557,18 @@ def test_the_model_goes_back_once_attackers_are_recognised_who_had_been_accepted
     assert [one.note for one in results] == ["", "", back]
 
 
+@pytest.mark.parametrize(("sure", "goes_back"), [(0.98, False), (0.995, True)])
+def test_it_goes_back_only_for_submissions_that_belong_almost_surely(monkeypatch, sure, goes_back):
+    def no_surer(*arguments):
+        found = examine(*arguments)
+        return replace(found, belonging=np.minimum(found.belonging, sure))
+
+    monkeypatch.setattr("g2uardfl.defense.guard.examine", no_surer)
+    _, results = recognised_in_round_3(G2uardFL())
+    assert "went back" not in results[1].note
+    assert ("went back" in results[2].note) == goes_back
+
+
 def test_it_goes_back_only_once():
     models, results = recognised_in_round_3(G2uardFL(eliminate=False), rounds=4)
     accepted = [flat(messages(models[3], 4, 4, [client])[client]) for client in range(40, 49)]
@@ -526,7 +583,7 @@ def alike_in(rounds, guard):
     for number, attackers in enumerate([[], [0], [1], [2, 3, 4]], start=1):
         sent = messages(models[-1], 4, number, [*attackers, *range(10 * number, 10 * number + 9)])
         for who in sent.keys() - set(attackers) if number in rounds else ():
-            sent[who] = {name: (one + 0.02 * shared[name]).astype(np.float32) for name, one in sent[who].items()}
+            sent[who] = {name: (one + 0.01 * shared[name]).astype(np.float32) for name, one in sent[who].items()}
         results.append(guard.aggregate(models[-1], sent))
         models.append(results[-1].weights)
     return models, results
@@ -579,7 +636,7 @@ def test_an_elimination_that_clients_have_to_mend_is_undone_and_was_the_last(mon
     result = guard.aggregate(after, sent)
     assert result.note == "The model went back to before round 4: taking out poison did harm."
     assert np.linalg.norm(flat(result.weights) - flat(before)) < 0.01 * np.linalg.norm(flat(after) - flat(before))
-    assert guard._elimination(1.0, 1.0, 0.1) == 0.0
+    assert [guard._elimination(1.0, 1.0, 0.1, 0.5) for _ in range(4)] == [0.0] * 4
 
 
 def test_a_guard_that_was_saved_can_still_go_back(tmp_path):

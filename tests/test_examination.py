@@ -23,8 +23,10 @@ from g2uardfl.defense.examination import (
     examine,
     explain_examination,
     moved_scores,
+    opposition,
     poisoned_before,
     shorter_ones,
+    supported_length,
     suspected,
     twins_of,
     update_shapes,
@@ -384,6 +386,26 @@ def test_the_common_cosine_is_that_of_updates_of_equal_length_less_the_accepted_
     assert found == pytest.approx(max(0.0, np.mean(pairs)), abs=1e-9)
 
 
+@given(seed=st.integers(0, 2**32 - 1), shared=st.floats(-2, 2))
+def test_opposition_is_the_turned_cosine_of_the_accepted_and_the_malicious_step(seed, shared):
+    rng = np.random.default_rng(seed)
+    malicious, noise = rng.normal(size=(2, 50))
+    accepted = noise + shared * malicious
+    cosine = sum(accepted * malicious) / math.sqrt(sum(accepted**2) * sum(malicious**2))
+    found = opposition(torch.from_numpy(malicious - accepted), torch.from_numpy(accepted))
+    assert found == pytest.approx(-cosine, abs=1e-9)
+
+
+@pytest.mark.parametrize(("malicious", "accepted"), [(0.0, 1.0), (1.0, 0.0), (0.0, 0.0)])
+def test_who_sends_nothing_opposes_nobody(malicious, accepted):
+    assert opposition(torch.full((3,), malicious - accepted), torch.full((3,), accepted)) == 0
+
+
+@pytest.mark.parametrize(("poison", "expected"), [(0.0, 0.0), (30.0, 3.0), (200.0, 20.0), (1e30, 20.0)])
+def test_with_support_a_tenth_of_the_pull_is_taken_out_but_ten_usual_updates_at_most(poison, expected):
+    assert supported_length(poison, usual=2.0) == pytest.approx(expected)
+
+
 def test_of_one_attacker_nothing_is_known_of_how_alike_they_are():
     assert common_cosine(torch.ones(3), torch.zeros(3), np.array([math.sqrt(3)])) == 1
     assert common_cosine(torch.zeros(3), torch.zeros(3), np.zeros(2)) == 1
@@ -405,7 +427,7 @@ def judgement_of(count=5, *, malicious=(), held_out=(), communities=(), twins=No
         list(twins or [None] * count),
         np.zeros(count) if excess is None else np.asarray(excess, float),
         list(communities),
-        np.zeros(count, bool),
+        np.zeros(count),
         known,
         np.zeros(count, bool),
     )
@@ -573,7 +595,7 @@ def test_the_examination_looks_at_the_last_round_and_marks_the_whole_window():
     found = examined(window_of(*rounds), np.zeros(10))
     assert np.flatnonzero(found.suspicion > 0.5).tolist() == [0, 1]
     assert [one is not None for one in found.community] == [True, True] + [False] * 8
-    assert np.flatnonzero(found.members).tolist() == sorted([*range(0, 60, 10), *range(1, 60, 10)])
+    assert np.flatnonzero(found.belonging > 0.5).tolist() == sorted([*range(0, 60, 10), *range(1, 60, 10)])
     assert found.known == 60
 
 
@@ -644,7 +666,7 @@ def test_what_is_usual_is_not_said_by_attackers_of_a_community():
     shapes = shapes_of(1, 10, length=0.0, spread=0.1)
     shapes[:6, 0] = -3.0
     found = examine(window, np.zeros(10, dtype=bool), shapes, Usual(), CONFIG)
-    assert found.members.tolist() == [True] * 6 + [False] * 4
+    assert (found.belonging > 0.5).tolist() == [True] * 6 + [False] * 4
     assert np.flatnonzero(found.suspicion > 0.5).tolist() == list(range(6))
     assert (Usual().excess(shapes)[6:] > CONFIG.outlier_excess).all()
 

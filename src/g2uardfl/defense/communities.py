@@ -127,7 +127,9 @@ def find_communities(
     floor = _NOISE * _noise(agreement, people)
     found: list[Community] = []
     while len(found) < _MOST and _count(people[left]) >= FEWEST_CLIENTS:
-        community = _leading_community(agreement[np.ix_(left, left)], everybody.only(left), least_lead * floor)
+        graph = agreement[np.ix_(left, left)]
+        graph = _centred(graph, people[left]) if found else graph
+        community = _leading_community(graph, everybody.only(left), least_lead * floor)
         if community is None:
             break
         belonging = np.zeros(len(agreement))
@@ -146,7 +148,7 @@ def find_communities(
             continue
         if any(_whole_rounds(one.members, members, rounds, convicted) for one in believed):
             continue
-        rest = agreement[np.ix_(~members, ~members)]
+        rest = _centred(agreement[np.ix_(~members, ~members)], people[~members])
         values, vectors = _eigenvectors(rest)
         at_ends = max(_strength(rest, two_humps(end)[1] > 0.5) for end in _ends(vectors))
         enough = least_evidence * max(1.0, values.max() / weakest)
@@ -180,6 +182,16 @@ def _noise(agreement: Array, people: npt.NDArray[np.int64]) -> float:
     """The largest eigenvalue of a graph whose edges are nothing but noise (the edge of Wigner's semicircle)."""
     edges = np.abs(agreement[people[:, None] != people[None, :]])
     return 2.0 * 1.4826 * float(np.median(edges)) * math.sqrt(len(people)) if len(edges) else 0.0
+
+
+def _centred(agreement: Array, people: npt.NDArray[np.int64]) -> Array:
+    """The edges less their median, if that is positive.
+
+    Beside attackers who pull the other way all others agree a little.
+    """
+    strangers = people[:, None] != people[None, :]
+    in_common = float(np.median(agreement[strangers])) if strangers.any() else 0.0
+    return np.where(strangers, agreement - max(0.0, in_common), 0.0)
 
 
 def _leading_community(agreement: Array, everybody: _Everybody, least_strength: float) -> Community | None:

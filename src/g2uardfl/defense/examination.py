@@ -59,6 +59,8 @@ _FLATTER = (7.0, 4.0)
 under noise: as long as nothing is known about lengths, and later."""
 _REMEMBERED = 200
 """How many accepted updates' lengths and peaks are remembered."""
+_SUPPORTED = (0.1, 10.0)
+"""Which share of attackers' pull is taken out where accepted clients undo it, and how many usual updates at most."""
 _SHORT_STEPS = 3.0
 """How many steps of attackers who take short ones may be taken out of the model in any case."""
 _AGREES = 2.0
@@ -242,8 +244,8 @@ class Examination:
     excess: Array
     """How far length or peak exceed the usual."""
     communities: list[Community]
-    members: Mask
-    """For each submission of the window whether it belongs to a community."""
+    belonging: Array
+    """For each submission of the window the probability that it belongs to one of these."""
     known: int
     """How many clients the window holds."""
     noise: Mask
@@ -282,9 +284,8 @@ def examine(window: Window, convicted: Mask, shapes: Array, usual: Usual, config
     communities = find_communities(
         graph, window.people(), rounds, config.least_evidence, lead, convicted, window.sketches
     )
-    members = np.zeros(len(window.clients), dtype=bool)
-    for one in communities:
-        members |= one.members
+    belonging = np.max([np.zeros(len(window.clients)), *(one.belonging for one in communities)], axis=0)
+    members = belonging > 0.5
     allowed = config.outlier_excess
     excess = usual.excess(shapes, allowed, (members | convicted)[here], longer)
     twins = twins_of(graph, rounds, convicted, config.twin_agreement)
@@ -292,15 +293,14 @@ def examine(window: Window, convicted: Mask, shapes: Array, usual: Usual, config
     suspicion = np.where(excess > allowed, 1 - allowed / 2 / np.maximum(excess, allowed), 0.0)
     matters = shapes[:, 0] > math.log(usual.length(np.exp(shapes[:, 0])) / _TINY)
     suspicion[matters & [twin is not None for twin in twins]] = 1.0
-    for one in communities:
-        suspicion = np.maximum(suspicion, one.belonging[here])
+    suspicion = np.maximum(suspicion, belonging[here])
     rows = range(len(window.clients) - len(shapes), len(window.clients))
     community = [next((one for one in communities if one.members[row]), None) for row in rows]
     noise = np.zeros_like(members)
     if usual.is_known():
         noise[here] = (excess > allowed) & (graph[here].max(axis=1) < _AGREES)
     return Examination(
-        suspicion, community, twins, excess, communities, members, len(set(window.clients)), noise & ~members
+        suspicion, community, twins, excess, communities, belonging, len(set(window.clients)), noise & ~members
     )
 
 
@@ -373,6 +373,29 @@ def poisoned_before(poison: float, usual: float, alike: float, config: GuardConf
         return 0.0
     learnt = max(0.0, 1 - alike / config.alike_pull) * max(0.0, 1 - poison / usual / config.near_pull)
     return config.elimination_allowance * usual * learnt
+
+
+def opposition(poison: Tensor, accepted: Tensor) -> float:
+    """How far the accepted clients undo what the malicious do: the cosine of their steps, with its sign turned.
+
+    `poison` is the malicious clients' step less the `accepted` one. Only what is in the model can be undone.
+
+    >>> opposition(torch.tensor([2.0, 0.0]), torch.tensor([-1.0, 0.0]))
+    1.0
+    """
+    step = accepted.double()
+    malicious = poison.double() + step
+    lengths = float(torch.linalg.vector_norm(step)) * float(torch.linalg.vector_norm(malicious))
+    return -float(step @ malicious) / lengths if lengths > 0 else 0.0
+
+
+def supported_length(poison: float, usual: float) -> float:
+    """How far to move away from the malicious updates where the accepted clients undo the backdoor themselves.
+
+    Their own step may be tiny, and the attackers' long: they have data that says what is enough.
+    """
+    share, most = _SUPPORTED
+    return min(share * poison, most * usual)
 
 
 def elimination_length(poison: float, accepted: float, usual: float, left: float, config: GuardConfig) -> float:

@@ -34,7 +34,9 @@ from .examination import (
     examine,
     explain_examination,
     moved_scores,
+    opposition,
     poisoned_before,
+    supported_length,
     suspected,
     update_shapes,
 )
@@ -50,9 +52,14 @@ _FEWEST = 3
 """Below this many usable clients there is nothing to compare."""
 _SIGNS = 3
 """How many rounds have to say, most of them, that a model was poisoned before: a few attackers of one may mislead."""
+_OPPOSED, _REGRETTED = 0.25, -0.35
+"""From which opposition on accepted clients undo a backdoor, which must be in the model then; and below which they want
+back what was taken out."""
 _LEARNING = 0.25
 """From which mean cosine of the accepted updates on the model still learns the same from everybody. It is 0.3 to 0.7 in
 training from scratch, and below 0.1 near convergence."""
+_SURE = 0.99
+"""From which probability on that an accepted submission belongs to a community the model goes back to before it."""
 _CONVICTED = -0.5
 """Below this benign score a client was taken for an attacker, and has not shown better since."""
 
@@ -106,6 +113,10 @@ class G2uardFL(Aggregator):
         """The last round in which it was."""
         self.poison_signs: list[float] = []
         """What the last rounds with attackers said about that, one after the other."""
+        self.opposition: list[float] = []
+        """How far the accepted clients worked against the attackers in these rounds."""
+        self.supported = False
+        """Whether they undo a backdoor, so that it is taken out until they want it back."""
         self.window = Window(config.window)
         self.usual = Usual()
         self.stage_seconds: dict[str, float] = {}
@@ -167,7 +178,7 @@ class G2uardFL(Aggregator):
         coefficients = benign = self._shares(norms, accepted)
         step = round_.weighted_sum(benign)
         spoilt = self._spoilt(norms[accepted])
-        undone = self._undone(judgement.examination.members) if spoilt is None else spoilt
+        undone = self._undone(judgement.examination.belonging > _SURE) if spoilt is None else spoilt
         if undone is not None:
             # What clients sent they learnt from the model that is given up.
             step, coefficients = -undone.step.to(step), 0 * benign
@@ -176,7 +187,10 @@ class G2uardFL(Aggregator):
             away = judgement.colluding / judgement.colluding.sum() - benign
             poison = round_.weighted_sum(away)
             alike = common_cosine(poison, step, norms[judgement.colluding])
-            factor = self._elimination(_norm(poison), _norm(step), alike)
+            # Early in training everybody's step is against whoever does not learn.
+            learning = agree_on_average(sketches[accepted]) > _LEARNING
+            opposed = 0.0 if learning else opposition(poison, step)
+            factor = self._elimination(_norm(poison), _norm(step), alike, opposed)
             if factor > 0:
                 step, coefficients = step - factor * poison, benign - factor * away
                 self.steps.blocks.clear()  # what was before is not worth going back to
@@ -191,9 +205,9 @@ class G2uardFL(Aggregator):
     def _spoilt(self, norms: Array) -> Block | None:
         """The last step, if it was an elimination that the accepted clients, whose updates are so long, have to mend.
 
-        Nothing is taken out any more then.
+        Nothing is taken out any more then. Where they undo the backdoor themselves, they say when it is enough.
         """
-        if self.eliminated != self.round - 1 or not self.usual.much_longer(norms):
+        if self.supported or self.eliminated != self.round - 1 or not self.usual.much_longer(norms):
             return None
         self.taken_out = math.inf
         return self.steps.take_since([self.eliminated])
@@ -231,7 +245,7 @@ class G2uardFL(Aggregator):
         # Beside noise honest updates would look alike.
         noise = examination.noise
         self.window.forget(noise)
-        return Judgement(replace(examination, members=examination.members[~noise]), malicious, accepted, after)
+        return Judgement(replace(examination, belonging=examination.belonging[~noise]), malicious, accepted, after)
 
     def _shares(self, norms: Array, accepted: Mask) -> Array:
         """For each client the factor of its update in the mean of the accepted, clipped ones."""
@@ -240,15 +254,23 @@ class G2uardFL(Aggregator):
         result: Array = clip_factors(norms, self.usual.limit(norms[accepted])) * accepted / accepted.sum()
         return result
 
-    def _elimination(self, poison: float, accepted: float, alike: float) -> float:
+    def _elimination(self, poison: float, accepted: float, alike: float, opposed: float) -> float:
         """The factor of what the malicious do beyond the accepted, of length `poison`, that is taken out."""
-        if not poison > 0:
+        if not poison > 0 or self.taken_out == math.inf:
             return 0.0
         usual = self.usual.length(np.array([poison]))
         self.poison_signs = [*self.poison_signs, poisoned_before(poison, usual, alike, self.config)][-_SIGNS:]
+        self.opposition = [*self.opposition, opposed][-_SIGNS:]
         if len(self.poison_signs) == _SIGNS:
             self.poison_before = max(self.poison_before, float(np.median(self.poison_signs)))
-        length = elimination_length(poison, accepted, usual, self.poison_before - self.taken_out, self.config)
+            began = self.supported or float(np.median(self.opposition)) > _OPPOSED
+            self.supported = began and opposed > _REGRETTED
+        left = self.poison_before - self.taken_out
+        length = (
+            supported_length(poison, usual)
+            if self.supported
+            else elimination_length(poison, accepted, usual, left, self.config)
+        )
         self.taken_out += length
         return length / poison
 
@@ -386,6 +408,8 @@ class G2uardFL(Aggregator):
             "taken_out": self.taken_out,
             "eliminated": self.eliminated,
             "poison_signs": self.poison_signs,
+            "opposition": self.opposition,
+            "supported": self.supported,
         }
         arrays: dict[str, Any] = {
             "edge_strengths": np.array([strength for strength, _ in edges.values()]),
@@ -431,6 +455,8 @@ class G2uardFL(Aggregator):
             self.taken_out = float(values["taken_out"])
             self.eliminated = int(values["eliminated"])
             self.poison_signs = [float(sign) for sign in values["poison_signs"]]
+            self.opposition = [float(sign) for sign in values["opposition"]]
+            self.supported = bool(values["supported"])
             self.usual.seen = [(length, peak) for length, peak in values["usual"]]
             if "last_global" in arrays:
                 self._last.global_vector = torch.from_numpy(arrays["last_global"])
