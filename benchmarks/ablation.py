@@ -98,9 +98,10 @@ def figures_of(path: Path, settings: dict[str, Any]) -> list[tuple[str, float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("records", type=Path, nargs="+")
+    parser.add_argument("--rows", nargs="+", choices=INGREDIENTS, default=[*INGREDIENTS], metavar="ROW")
     parser.add_argument("--processes", type=int, default=1)
     arguments = parser.parse_args()
-    jobs = list(product(INGREDIENTS, arguments.records))
+    jobs = list(product(arguments.rows, arguments.records))
     found: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     with ProcessPoolExecutor(arguments.processes) as pool:
         results = pool.map(judged, [path for _, path in jobs], [INGREDIENTS[name] for name, _ in jobs])
@@ -110,7 +111,7 @@ def main() -> None:
                 found[name, kind, column].append(100 * share)
     heads = [f"{column}, {kind} %" for kind, column in product(("alike", "different"), COLUMNS)]
     print(f"{len(arguments.records)} records\n\n| | " + " | ".join(heads) + " |\n|---" + "|---" * len(heads) + "|")
-    for name in INGREDIENTS:
+    for name in arguments.rows:
         cells = [found[name, kind, column] for kind, column in product(("alike", "different"), COLUMNS)]
         print(f"| {name} | " + " | ".join(f"{statistics.fmean(cell):.1f}" if cell else "-" for cell in cells) + " |")
 
