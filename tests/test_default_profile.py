@@ -422,18 +422,23 @@ class Compared:
         return np.mean(updates, axis=0) - self.accepted
 
 
-@cache
-def side_by_side(**settings):
+def compared(sent_in, rounds, **settings):
+    """Rounds in which `sent_in(model, number)` is sent."""
     settings = {"undo": False, **settings}
     eliminating, plain, model = G2uardFL(**settings), G2uardFL(eliminate=False, **settings), first_model()
-    rounds = []
-    for number in range(1, 13):
-        sent = messages(model, 0, number, selected(0, number))
+    found = []
+    for number in range(1, rounds + 1):
+        sent = sent_in(model, number)
         both = eliminating.aggregate(model, sent), plain.aggregate(model, sent)
         usual = math.exp(statistics.median(length for length, _ in eliminating.usual.seen))
-        rounds.append(Compared(model, sent, *both, usual))
+        found.append(Compared(model, sent, *both, usual))
         model = both[0].weights
-    return rounds
+    return found
+
+
+@cache
+def side_by_side(**settings):
+    return compared(lambda model, number: messages(model, 0, number, selected(0, number)), 12, **settings)
 
 
 def test_elimination_changes_no_verdict_but_the_weights():
@@ -500,18 +505,10 @@ def undoing(model, number, clients, undone):
     return sent
 
 
-def taken_out_of(undone, **settings):
+def taken_out_of(undone):
     """Rounds in which three attackers meet seven clients who move against the backdoor that far, one share a round."""
-    settings = {"undo": False, **settings}
-    guard, plain, model = G2uardFL(**settings), G2uardFL(eliminate=False, **settings), first_model()
-    rounds = []
-    for number, share in enumerate(undone, start=1):
-        sent = undoing(model, number, [*range(3), *range(10, 17)], share)
-        both = guard.aggregate(model, sent), plain.aggregate(model, sent)
-        usual = math.exp(statistics.median(length for length, _ in guard.usual.seen))
-        rounds.append(Compared(model, sent, *both, usual))
-        model = both[0].weights
-    return rounds
+    clients = [*range(3), *range(10, 17)]
+    return compared(lambda model, number: undoing(model, number, clients, undone[number - 1]), len(undone))
 
 
 def test_what_accepted_clients_undo_is_taken_out_until_they_want_it_back():
