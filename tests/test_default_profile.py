@@ -607,33 +607,55 @@ def test_honest_clients_who_only_mend_what_attackers_did_are_not_learning():
 
 
 def eliminated_in_round_4(monkeypatch):
-    guard = G2uardFL()
+    """A guard, the models before and after its round 4, and what it took out then."""
+    guard, plain = G2uardFL(), G2uardFL(eliminate=False)
     models, _ = recognised_in_round_3(guard)
+    recognised_in_round_3(plain)
     monkeypatch.setattr(guard, "_elimination", lambda *_: 0.1)
-    result = guard.aggregate(models[3], messages(models[3], 4, 4, [5, 6, *range(40, 48)]))
+    sent = messages(models[3], 4, 4, [5, 6, *range(40, 48)])
+    result = guard.aggregate(models[3], sent)
     assert result.verdicts[5].weight < 0
-    return guard, models[3], result.weights
+    return guard, models[3], result.weights, flat(plain.aggregate(models[3], sent).weights) - flat(result.weights)
 
 
 def test_it_does_not_go_back_to_before_an_elimination(monkeypatch):
-    guard, _, model = eliminated_in_round_4(monkeypatch)
+    guard, _, model, _ = eliminated_in_round_4(monkeypatch)
     assert [block.rounds for block in guard.steps.blocks] == [(4,)]
     guard.aggregate(model, messages(model, 4, 5, range(50, 60)))
     assert [block.rounds for block in guard.steps.blocks] == [(4,), (5,)]
 
 
+def answered(model, removed, cosine):
+    """Messages of clients whose mean update has that cosine with what was removed."""
+    sent, along = messages(model, 4, 5, range(50, 60)), removed / np.linalg.norm(removed)
+    updates = np.stack([flat(one) - flat(model) for one in sent.values()])
+    updates -= np.outer(updates @ along, along)
+    updates += np.linalg.norm(updates.mean(axis=0)) * cosine / math.sqrt(1 - cosine**2) * along
+    places = np.cumsum([value.size for value in model.values()])[:-1]
+    for client, update in zip(sent, updates, strict=True):
+        parts = zip(model.items(), np.split(update, places), strict=True)
+        sent[client] = {name: (value + part.reshape(value.shape)).astype(np.float32) for (name, value), part in parts}
+    return sent
+
+
 @pytest.mark.parametrize("saved", [False, True])
-def test_an_elimination_that_clients_have_to_mend_is_undone_and_was_the_last(monkeypatch, tmp_path, saved):
-    guard, before, after = eliminated_in_round_4(monkeypatch)
+@pytest.mark.parametrize(("cosine", "wanted"), [(0.3, True), (0.2, False), (-0.5, False)])
+def test_what_was_taken_out_comes_back_if_clients_want_it_and_was_the_last(
+    monkeypatch, tmp_path, saved, cosine, wanted
+):
+    guard, before, after, removed = eliminated_in_round_4(monkeypatch)
     monkeypatch.undo()
     if saved:
         guard.save(tmp_path / "guard")
         guard = G2uardFL.load(tmp_path / "guard")
-    sent = {client: message(after, 4, 5, client, length=5.0) for client in range(50, 60)}
-    result = guard.aggregate(after, sent)
-    assert result.note == "The model went back to before round 4: taking out poison did harm."
-    assert np.linalg.norm(flat(result.weights) - flat(before)) < 0.01 * np.linalg.norm(flat(after) - flat(before))
-    assert [guard._elimination(1.0, 1.0, 0.1, 0.5) for _ in range(4)] == [0.0] * 4
+    result = guard.aggregate(after, answered(after, removed, cosine))
+    assert guard.removed is None
+    back = "The model went back to before round 4: taking out poison did harm."
+    assert result.note == (back if wanted else "")
+    left = np.linalg.norm(flat(result.weights) - flat(before)) / np.linalg.norm(flat(after) - flat(before))
+    assert (left < 0.01) == wanted
+    usual = guard.usual.length(np.ones(1))
+    assert (guard._elimination(usual / 2, usual, 0.1, 0.0) == 0) == wanted
 
 
 def test_a_guard_that_was_saved_can_still_go_back(tmp_path):

@@ -229,13 +229,6 @@ def test_updates_are_clipped_to_the_usual_length_and_follow_the_rounds_lower_qua
     assert usual.limit(norms) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(("factor", "mends"), [(0.1, False), (3.9, False), (4.1, True)])
-def test_updates_that_mend_a_model_are_far_longer_than_usual(factor, mends):
-    usual = usual_of([[math.log(2.0), -3.0]] * 9)
-    assert usual.much_longer(np.array([0.0, 2.0 * factor, 1e9])) == mends
-    assert not usual.much_longer(np.zeros(0))
-
-
 @pytest.mark.parametrize(
     ("spread", "count", "unlike"), [(0.4, 200, False), (0.7, 200, False), (1.2, 200, True), (1.2, 19, False)]
 )

@@ -49,9 +49,8 @@ _NARROWED = 0.9
 _UNLIKE = 0.9
 """From which standard deviation of the logarithms of their lengths on clients are unlike: 0.4 is usual where all have
 the same kind of data, and 0.6 to 0.7 under Dirichlet's 0.5; it is 1.1 to 2 under 0.05."""
-_MENDING = 4.0
-"""How many times as long as usual updates are that mend a model which was damaged, and as the others' those of a group
-set apart; honest ones hardly ever are."""
+_FAR = 4.0
+"""How many times as long as the others' the updates of a group are that is set apart; honest ones hardly ever are."""
 _NOTHING = 0.05
 """Below this mean cosine updates have next to nothing in common."""
 _FLATTER = (7.0, 4.0)
@@ -159,10 +158,6 @@ class Usual:
         own, usual = float(np.quantile(norms, _LOW)), self.length(norms)
         return min(max(usual, own), _GROWTH * usual) if self.is_known() else _CAUTION * own
 
-    def much_longer(self, norms: Array) -> bool:
-        """Whether most of a round's accepted updates are far longer than usual: they have to mend the model."""
-        return len(norms) > 0 and float(np.median(norms)) > _MENDING * self.length(norms)
-
     def add(self, shapes: Array) -> None:
         """Remember accepted updates; those of idle clients say nothing."""
         added = [(float(length), float(peak)) for length, peak in shapes[_moving(shapes)]]
@@ -185,7 +180,7 @@ def shorter_ones(lengths: Array, least: int) -> Mask:
     for count in range(least, len(ordered)):
         lower, upper = ordered[:count], ordered[count:]
         gap = upper[0] - lower[-1]
-        if gap > max(math.log(_MENDING), np.ptp(lower), np.ptp(upper)):
+        if gap > max(math.log(_FAR), np.ptp(lower), np.ptp(upper)):
             shorter: Mask = lengths <= lower[-1]
             return shorter
     return np.ones(len(lengths), dtype=bool)
@@ -383,10 +378,14 @@ def opposition(poison: Tensor, accepted: Tensor) -> float:
     >>> opposition(torch.tensor([2.0, 0.0]), torch.tensor([-1.0, 0.0]))
     1.0
     """
-    step = accepted.double()
-    malicious = poison.double() + step
-    lengths = float(torch.linalg.vector_norm(step)) * float(torch.linalg.vector_norm(malicious))
-    return -float(step @ malicious) / lengths if lengths > 0 else 0.0
+    return -cosine(accepted, poison + accepted)
+
+
+def cosine(one: Tensor, other: Tensor) -> float:
+    """The cosine of two vectors; 0 where one of them is zero."""
+    first, second = one.double(), other.double()
+    lengths = float(torch.linalg.vector_norm(first)) * float(torch.linalg.vector_norm(second))
+    return float(first @ second) / lengths if lengths > 0 else 0.0
 
 
 def supported_length(poison: float, usual: float) -> float:

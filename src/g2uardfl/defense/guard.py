@@ -30,6 +30,7 @@ from .examination import (
     Judgement,
     Usual,
     common_cosine,
+    cosine,
     elimination_length,
     examine,
     explain_examination,
@@ -52,9 +53,9 @@ _FEWEST = 3
 """Below this many usable clients there is nothing to compare."""
 _SIGNS = 3
 """How many rounds have to say, most of them, that a model was poisoned before: a few attackers of one may mislead."""
-_OPPOSED, _REGRETTED = 0.25, -0.35
-"""From which opposition on accepted clients undo a backdoor, which must be in the model then; and below which they want
-back what was taken out."""
+_MEANT = 0.25
+"""From which cosine on accepted clients mean what their step does: to undo a backdoor, which must be in the model then,
+or to get back what was taken out of it (0.1 to 0.2 if that was a backdoor, 0.3 to 0.6 if it did harm)."""
 _LEARNING = 0.25
 """From which mean cosine of the accepted updates on the model still learns the same from everybody. It is 0.3 to 0.7 in
 training from scratch, and below 0.1 near convergence."""
@@ -109,14 +110,14 @@ class G2uardFL(Aggregator):
         """How far attackers seem to have moved the model before the guard was there."""
         self.taken_out = 0.0
         """How far it was moved back since."""
-        self.eliminated = 0
-        """The last round in which it was."""
+        self.removed: Tensor | None = None
+        """What was taken out in the last round."""
         self.poison_signs: list[float] = []
         """What the last rounds with attackers said about that, one after the other."""
         self.opposition: list[float] = []
         """How far the accepted clients worked against the attackers in these rounds."""
         self.supported = False
-        """Whether they undo a backdoor, so that it is taken out until they want it back."""
+        """Whether they undo a backdoor, so that more of it is taken out."""
         self.window = Window(config.window)
         self.usual = Usual()
         self.stage_seconds: dict[str, float] = {}
@@ -177,8 +178,8 @@ class G2uardFL(Aggregator):
         accepted = judgement.accepted
         coefficients = benign = self._shares(norms, accepted)
         step = round_.weighted_sum(benign)
-        spoilt = self._spoilt(norms[accepted])
-        undone = self._undone(judgement.examination.belonging > _SURE) if spoilt is None else spoilt
+        regretted = self._regretted(step)
+        undone = self._undone(judgement.examination.belonging > _SURE) if regretted is None else regretted
         if undone is not None:
             # What clients sent they learnt from the model that is given up.
             step, coefficients = -undone.step.to(step), 0 * benign
@@ -192,25 +193,28 @@ class G2uardFL(Aggregator):
             opposed = 0.0 if learning else opposition(poison, step)
             factor = self._elimination(_norm(poison), _norm(step), alike, opposed)
             if factor > 0:
-                step, coefficients = step - factor * poison, benign - factor * away
+                self.removed = factor * poison
+                step, coefficients = step - self.removed, benign - factor * away
                 self.steps.blocks.clear()  # what was before is not worth going back to
-                self.eliminated = self.round
         if config.undo and undone is None:
             self.steps.add(self.round, step)
         verdicts = explain_examination(clients, judgement, coefficients, config)
         clock.lap("aggregation")
-        why = "attackers had been accepted who are recognised now" if spoilt is None else "taking out poison did harm"
+        why = (
+            "attackers had been accepted who are recognised now" if regretted is None else "taking out poison did harm"
+        )
         return Outcome(step, benign, verdicts, _note(undone, why, accepted))
 
-    def _spoilt(self, norms: Array) -> Block | None:
-        """The last step, if it was an elimination that the accepted clients, whose updates are so long, have to mend.
+    def _regretted(self, step: Tensor) -> Block | None:
+        """The last round's step, if what was taken out in it the accepted clients want back, as their `step` says.
 
-        Nothing is taken out any more then. Where they undo the backdoor themselves, they say when it is enough.
+        Nothing is taken out any more then.
         """
-        if self.supported or self.eliminated != self.round - 1 or not self.usual.much_longer(norms):
+        removed, self.removed = self.removed, None
+        if removed is None or cosine(step, removed.to(step)) <= _MEANT:
             return None
         self.taken_out = math.inf
-        return self.steps.take_since([self.eliminated])
+        return self.steps.take_since([self.round - 1])
 
     def _undone(self, malicious: Mask) -> Block | None:
         """How the model moved since submissions were accepted that are malicious, as is known by now.
@@ -263,8 +267,7 @@ class G2uardFL(Aggregator):
         self.opposition = [*self.opposition, opposed][-_SIGNS:]
         if len(self.poison_signs) == _SIGNS:
             self.poison_before = max(self.poison_before, float(np.median(self.poison_signs)))
-            began = self.supported or float(np.median(self.opposition)) > _OPPOSED
-            self.supported = began and opposed > _REGRETTED
+            self.supported = self.supported or float(np.median(self.opposition)) > _MEANT
         left = self.poison_before - self.taken_out
         length = (
             supported_length(poison, usual)
@@ -406,7 +409,6 @@ class G2uardFL(Aggregator):
             "usual": self.usual.seen,
             "poison_before": self.poison_before,
             "taken_out": self.taken_out,
-            "eliminated": self.eliminated,
             "poison_signs": self.poison_signs,
             "opposition": self.opposition,
             "supported": self.supported,
@@ -418,6 +420,8 @@ class G2uardFL(Aggregator):
         if self.steps.blocks:
             steps = torch.stack([block.step for block in self.steps.blocks])
             arrays["steps"] = steps.view(torch.int16).cpu().numpy()  # NumPy has no bfloat16
+        if self.removed is not None:
+            arrays["removed"] = self.removed.cpu().numpy()
         if rows:
             arrays["row_attributes"] = np.stack([row for row, _ in rows.values()])
         if self._last.global_vector is not None and self._last.updates is not None:
@@ -451,9 +455,10 @@ class G2uardFL(Aggregator):
                 self.steps.blocks = [
                     Block(tuple(rounds), step) for rounds, step in zip(values["step_rounds"], steps, strict=True)
                 ]
+            if "removed" in arrays:
+                self.removed = torch.from_numpy(arrays["removed"])
             self.poison_before = float(values["poison_before"])
             self.taken_out = float(values["taken_out"])
-            self.eliminated = int(values["eliminated"])
             self.poison_signs = [float(sign) for sign in values["poison_signs"]]
             self.opposition = [float(sign) for sign in values["opposition"]]
             self.supported = bool(values["supported"])
