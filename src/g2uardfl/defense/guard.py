@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import time
 from collections import OrderedDict
@@ -110,6 +109,8 @@ class G2uardFL(Aggregator):
         """How far attackers seem to have moved the model before the guard was there."""
         self.taken_out = 0.0
         """How far it was moved back since."""
+        self.boldness = 1.0
+        """Which share of what would be taken out is, halved whenever clients wanted it back."""
         self.removed: Tensor | None = None
         """What was taken out in the last round."""
         self.poison_signs: list[float] = []
@@ -178,13 +179,13 @@ class G2uardFL(Aggregator):
         accepted = judgement.accepted
         coefficients = benign = self._shares(norms, accepted)
         step = round_.weighted_sum(benign)
-        regretted = self._regretted(step)
-        undone = self._undone(judgement.examination.belonging > _SURE) if regretted is None else regretted
+        wanted_back = self._wanted_back(step)
+        undone = self._undone(judgement.examination.belonging > _SURE)
         if undone is not None:
             # What clients sent they learnt from the model that is given up.
             step, coefficients = -undone.step.to(step), 0 * benign
         # Among clients who are unlike, a community may be honest, and the model would lose what only its members know.
-        elif config.eliminate and judgement.colluding.sum() > 1 and not self.usual.unlike():
+        elif config.eliminate and not wanted_back and judgement.colluding.sum() > 1 and not self.usual.unlike():
             away = judgement.colluding / judgement.colluding.sum() - benign
             poison = round_.weighted_sum(away)
             alike = common_cosine(poison, step, norms[judgement.colluding])
@@ -200,21 +201,18 @@ class G2uardFL(Aggregator):
             self.steps.add(self.round, step)
         verdicts = explain_examination(clients, judgement, coefficients, config)
         clock.lap("aggregation")
-        why = (
-            "attackers had been accepted who are recognised now" if regretted is None else "taking out poison did harm"
-        )
-        return Outcome(step, benign, verdicts, _note(undone, why, accepted))
+        return Outcome(step, benign, verdicts, _note(undone, accepted))
 
-    def _regretted(self, step: Tensor) -> Block | None:
-        """The last round's step, if what was taken out in it the accepted clients want back, as their `step` says.
+    def _wanted_back(self, step: Tensor) -> bool:
+        """Whether the accepted clients, as their `step` says, want back what was taken out in the last round.
 
-        Nothing is taken out any more then.
+        A line search: nothing more is taken out now then, and half as much from the next time on.
         """
         removed, self.removed = self.removed, None
-        if removed is None or cosine(step, removed.to(step)) <= _MEANT:
-            return None
-        self.taken_out = math.inf
-        return self.steps.take_since([self.round - 1])
+        wanted = removed is not None and cosine(step, removed.to(step)) > _MEANT
+        if wanted:
+            self.boldness /= 2
+        return wanted
 
     def _undone(self, malicious: Mask) -> Block | None:
         """How the model moved since submissions were accepted that are malicious, as is known by now.
@@ -260,7 +258,7 @@ class G2uardFL(Aggregator):
 
     def _elimination(self, poison: float, accepted: float, alike: float, opposed: float) -> float:
         """The factor of what the malicious do beyond the accepted, of length `poison`, that is taken out."""
-        if not poison > 0 or self.taken_out == math.inf:
+        if not poison > 0:
             return 0.0
         usual = self.usual.length(np.array([poison]))
         self.poison_signs = [*self.poison_signs, poisoned_before(poison, usual, alike, self.config)][-_SIGNS:]
@@ -274,8 +272,8 @@ class G2uardFL(Aggregator):
             if self.supported
             else elimination_length(poison, accepted, usual, left, self.config)
         )
-        self.taken_out += length
-        return length / poison
+        self.taken_out += self.boldness * length
+        return self.boldness * length / poison
 
     def _printed(self, round_: Round, clock: _StageClock) -> Outcome:
         """The paper's profile: the attributed client graph."""
@@ -409,6 +407,7 @@ class G2uardFL(Aggregator):
             "usual": self.usual.seen,
             "poison_before": self.poison_before,
             "taken_out": self.taken_out,
+            "boldness": self.boldness,
             "poison_signs": self.poison_signs,
             "opposition": self.opposition,
             "supported": self.supported,
@@ -459,6 +458,7 @@ class G2uardFL(Aggregator):
                 self.removed = torch.from_numpy(arrays["removed"])
             self.poison_before = float(values["poison_before"])
             self.taken_out = float(values["taken_out"])
+            self.boldness = float(values["boldness"])
             self.poison_signs = [float(sign) for sign in values["poison_signs"]]
             self.opposition = [float(sign) for sign in values["opposition"]]
             self.supported = bool(values["supported"])
@@ -484,10 +484,11 @@ class G2uardFL(Aggregator):
         return guard
 
 
-def _note(undone: Block | None, why: str, accepted: Mask) -> str:
+def _note(undone: Block | None, accepted: Mask) -> str:
     """What there is to say about a round as a whole."""
     sentences = []
     if undone is not None:
+        why = "attackers had been accepted who are recognised now"
         sentences.append(f"The model went back to before round {undone.rounds[0]}: {why}.")
     if not accepted.any():
         outcome = "the global model was kept" if undone is None else "nothing new came in"
