@@ -50,7 +50,7 @@ INGREDIENTS: dict[str, dict[str, Any]] = {
     "with communities that agree far less beside others": {"communities._COMPARABLE": 0.0},
     "with what those who are left have in common": {"communities._centred": as_it_is},
     "with every majority taken for honest": {"communities.FAR_LESS": -1e9},
-    "with updates far longer than others' in the first rounds": {"examination._MENDING": 1e9},
+    "with updates far longer than others' in the first rounds": {"examination._FAR": 1e9},
     "with far longer updates having their say": {"examination.Usual.far_longer": nobody_is_longer},
     "with longer honest updates trimmed off": {"examination._NARROWED": 0.0},
     "with twins where many have one": {"examination._MANY": 1.0},
