@@ -144,6 +144,24 @@ def test_a_rule_decides_the_same_while_it_is_recorded(name, model):
             np.testing.assert_allclose(second.weights[key], value, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["fedavg", "g2uardfl", "rfa"])
+def test_a_large_model_gets_the_same_weights_to_the_bit_while_it_is_recorded(name):
+    """Rules read such a model block by block, and sums of blocks are rounded in an order of their own."""
+    rng = np.random.default_rng(0)
+    model = {"w": rng.normal(size=(600, 500)).astype(np.float32), "b": np.zeros(500, np.float32)}
+    plain, recorded = aggregators.create(name), Recording(aggregators.create(name))
+    for _ in range(2):
+        clients = {
+            client: {
+                key: (value + 0.01 * rng.normal(size=value.shape)).astype(np.float32) for key, value in model.items()
+            }
+            for client in range(12)
+        }
+        result = plain.aggregate(model, clients)
+        assert same(result.weights, recorded.aggregate(model, clients).weights)
+        model = result.weights
+
+
 def test_a_recorded_rule_still_weighs_clients_by_their_samples():
     model = odd_mlp()
     sent = {client: perturbed(model, client) for client in range(3)}

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -107,7 +108,8 @@ class Recording(Aggregator):
 
     def combine(self, round_: Round) -> Outcome:
         """As inside."""
-        self.record.rounds.append(self._observer.observe(round_))
+        # A copy: were the matrix of updates made here, the rule would sum it in another order, and round differently.
+        self.record.rounds.append(self._observer.observe(replace(round_, sent=copy(round_.sent))))
         return self._combine(round_)
 
     def accept_layout(self, layout: ModelLayout) -> None:
