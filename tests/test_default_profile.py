@@ -105,13 +105,13 @@ def test_where_nobody_attacks_hardly_anybody_is_refused():
 
 def test_where_nobody_attacks_the_model_is_the_mean_of_clipped_updates():
     guard, model, seen = G2uardFL(), first_model(), []
-    for number in range(1, 4):
+    for number in range(1, 8):
         sent = with_long(model, number, range(10), 4, 1.5)
         updates = [flat(weights) - flat(model) for _, weights in sorted(sent.items())]
         norms = [float(np.sqrt(sum(x * x for x in update))) for update in updates]
         seen += norms
         lower, usual = float(np.quantile(norms, 0.25)), float(np.exp(np.median(np.log(seen))))
-        limit = 0.3 * lower if number == 1 else max(usual, lower)
+        limit = 0.3 * lower if len(seen) < 50 else max(usual, lower)
         step = sum(update * min(1.0, limit / norm) for update, norm in zip(updates, norms, strict=True)) / PER_ROUND
         result = guard.aggregate(model, sent)
         assert norms[4] > 1.2 * limit
@@ -546,7 +546,7 @@ def test_the_model_goes_back_once_attackers_are_recognised_who_had_been_accepted
     assert same(models[2], without[2])
     # The first model is back, half precision leaves a little; what was learnt from the one given up is of no use.
     assert np.linalg.norm(flat(models[3]) - flat(models[0])) < 0.01 * np.linalg.norm(flat(models[2]) - flat(models[0]))
-    assert np.linalg.norm(flat(models[2]) - flat(models[0])) > 0.05
+    assert np.linalg.norm(flat(models[2]) - flat(models[0])) > 0.03
     assert {verdict.weight for verdict in results[2].verdicts.values()} == {0.0}
     back = "The model went back to before round 1: attackers had been accepted who are recognised now."
     assert [one.note for one in results] == ["", "", back]

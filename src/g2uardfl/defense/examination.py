@@ -38,8 +38,9 @@ _CAUTION = 0.3
 """To which share of the lower quantile updates are clipped as long as little is known."""
 _GROWTH = 2.0
 """How many times as long as usual accepted updates may be in one round."""
-_ENOUGH = 20
-"""With fewer accepted updates than this to compare with, a round is compared with itself, too."""
+_ENOUGH, _CAUTIOUS = 20, 50
+"""With fewer accepted updates than this to compare with, a round is compared with itself, too; and with fewer than this
+the model takes small steps, so that attackers are told before it has learnt what they want."""
 _CHANGED = 4.0
 """If most of a round exceed the usual by more than this, it is the usual that has changed."""
 _TRIMMINGS, _TRIMMED = 3, 2.5
@@ -156,7 +157,7 @@ class Usual:
         as long as the model has not learnt it.
         """
         own, usual = float(np.quantile(norms, _LOW)), self.length(norms)
-        return min(max(usual, own), _GROWTH * usual) if self.is_known() else _CAUTION * own
+        return min(max(usual, own), _GROWTH * usual) if len(self.seen) >= _CAUTIOUS else _CAUTION * own
 
     def add(self, shapes: Array) -> None:
         """Remember accepted updates; those of idle clients say nothing."""
