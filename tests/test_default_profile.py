@@ -605,7 +605,7 @@ def test_honest_clients_who_only_mend_what_attackers_did_are_not_learning():
 
 
 def eliminated_in_round_4(monkeypatch):
-    """A guard, the models before and after its round 4, and what it took out then."""
+    """A guard, the model after its round 4, and what it took out then."""
     guard, plain = G2uardFL(), G2uardFL(eliminate=False)
     models, _ = recognised_in_round_3(guard)
     recognised_in_round_3(plain)
@@ -613,11 +613,11 @@ def eliminated_in_round_4(monkeypatch):
     sent = messages(models[3], 4, 4, [5, 6, *range(40, 48)])
     result = guard.aggregate(models[3], sent)
     assert result.verdicts[5].weight < 0
-    return guard, models[3], result.weights, flat(plain.aggregate(models[3], sent).weights) - flat(result.weights)
+    return guard, result.weights, flat(plain.aggregate(models[3], sent).weights) - flat(result.weights)
 
 
 def test_it_does_not_go_back_to_before_an_elimination(monkeypatch):
-    guard, _, model, _ = eliminated_in_round_4(monkeypatch)
+    guard, model, _ = eliminated_in_round_4(monkeypatch)
     assert [block.rounds for block in guard.steps.blocks] == [(4,)]
     guard.aggregate(model, messages(model, 4, 5, range(50, 60)))
     assert [block.rounds for block in guard.steps.blocks] == [(4,), (5,)]
@@ -639,7 +639,7 @@ def answered(model, removed, cosine):
 @pytest.mark.parametrize("saved", [False, True])
 @pytest.mark.parametrize(("cosine", "wanted"), [(0.3, True), (0.2, False), (-0.5, False)])
 def test_half_as_much_is_taken_out_once_clients_wanted_it_back(monkeypatch, tmp_path, saved, cosine, wanted):
-    guard, _, after, removed = eliminated_in_round_4(monkeypatch)
+    guard, after, removed = eliminated_in_round_4(monkeypatch)
     monkeypatch.undo()
     if saved:
         guard.save(tmp_path / "guard")

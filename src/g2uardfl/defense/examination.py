@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..aggregation import ClientId, Decision, Verdict
-from ..numerics import Array
+from ..numerics import Array, cosine
 from ..updates import SentUpdates, each_row
 from .agreement import Sketches, Window, agree_on_average, agreement
 from .communities import FAR_LESS, FEWEST_CLIENTS, SMALLEST, Community, find_communities
@@ -379,14 +379,16 @@ def opposition(poison: Tensor, accepted: Tensor) -> float:
     >>> opposition(torch.tensor([2.0, 0.0]), torch.tensor([-1.0, 0.0]))
     1.0
     """
-    return -cosine(accepted, poison + accepted)
+    return -cosine_of(accepted, poison + accepted)
 
 
-def cosine(one: Tensor, other: Tensor) -> float:
+def cosine_of(one: Tensor, other: Tensor) -> float:
     """The cosine of two vectors; 0 where one of them is zero."""
     first, second = one.double(), other.double()
-    lengths = float(torch.linalg.vector_norm(first)) * float(torch.linalg.vector_norm(second))
-    return float(first @ second) / lengths if lengths > 0 else 0.0
+    product, squared, other_squared = (
+        np.array(float(a @ b)) for a, b in ((first, second), (first,) * 2, (second,) * 2)
+    )
+    return float(cosine(product, squared, other_squared))
 
 
 def supported_length(poison: float, usual: float) -> float:

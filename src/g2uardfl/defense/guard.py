@@ -29,7 +29,7 @@ from .examination import (
     Judgement,
     Usual,
     common_cosine,
-    cosine,
+    cosine_of,
     elimination_length,
     examine,
     explain_examination,
@@ -54,7 +54,7 @@ _SIGNS = 3
 """How many rounds have to say, most of them, that a model was poisoned before: a few attackers of one may mislead."""
 _MEANT = 0.25
 """From which cosine on accepted clients mean what their step does: to undo a backdoor, which must be in the model then,
-or to get back what was taken out of it (0.1 to 0.2 if that was a backdoor, 0.3 to 0.6 if it did harm)."""
+or to get back what was taken out of it."""
 _LEARNING = 0.25
 """From which mean cosine of the accepted updates on the model still learns the same from everybody. It is 0.3 to 0.7 in
 training from scratch, and below 0.1 near convergence."""
@@ -209,7 +209,7 @@ class G2uardFL(Aggregator):
         A line search: nothing more is taken out now then, and half as much from the next time on.
         """
         removed, self.removed = self.removed, None
-        wanted = removed is not None and cosine(step, removed.to(step)) > _MEANT
+        wanted = removed is not None and cosine_of(step, removed.to(step)) > _MEANT
         if wanted:
             self.boldness /= 2
         return wanted
