@@ -47,14 +47,13 @@ INGREDIENTS: dict[str, dict[str, Any]] = {
     "without twins": {"twin_agreement": 1e9},
     "without records": {"record_weight": 0.0, "poor_record": -1.0},
     "with communities of whole rounds": {"communities._NEARLY_ALL": 1.0},
-    "with communities that agree far less beside others": {"communities._COMPARABLE": 0.0},
     "with what those who are left have in common": {"communities._centred": as_it_is},
     "with every majority taken for honest": {"communities.FAR_LESS": -1e9},
     "with updates far longer than others' in the first rounds": {"examination._FAR": 1e9},
     "with far longer updates having their say": {"examination.Usual.far_longer": nobody_is_longer},
     "with longer honest updates trimmed off": {"examination._NARROWED": 0.0},
     "with twins where many have one": {"examination._MANY": 1.0},
-    "with noise remembered": {"examination._AGREES": -1e9},
+    "with twins that do nothing": {"examination._TINY": 1e30},
 }
 COLUMNS = ["recall", "benign refused", "benign refused, nobody attacks"]
 

@@ -399,13 +399,6 @@ def test_a_community_of_nearly_everybody_in_its_rounds_is_what_those_rounds_have
     assert [indices(one.members) for one in found] == ([indices(members)] if believed else [])
 
 
-@pytest.mark.parametrize(("agreement", "believed"), [(2.5, 1), (6.0, 2)])
-def test_a_community_that_agrees_far_less_is_not_believed_beside_another(agreement, believed):
-    graph = planted(150, 0, (range(30), 8.0), (range(30, 50), agreement))
-    assert len(found_in(planted(150, 0, (range(20), agreement)), np.arange(150), ENOUGH)) == 1
-    assert len(found_in(graph, np.arange(150), ENOUGH)) == believed
-
-
 def test_who_was_convicted_before_does_not_leave_anybody_of_a_round():
     """Three attackers of each round are convicted; the community takes in everybody else of two rounds."""
     rounds, convicted = np.arange(100) // 10, np.arange(100) % 10 < 3

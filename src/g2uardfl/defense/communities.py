@@ -34,8 +34,6 @@ _NEARLY_ALL = 0.8
 """Attackers are seldom more than this share of a round."""
 FAR_LESS = 1 / 3
 """Clients whose updates have this share of the mean cosine of others' have far less in common than they."""
-_COMPARABLE = 0.5
-"""Communities whose members agree less than this beside those of another are not believed together with it."""
 _PATIENCE = 5
 """How often a community is looked over."""
 _NOISE = 0.5
@@ -140,9 +138,6 @@ def find_communities(
     for count in range(len(evident), 0, -1):
         believed = evident[:count]
         weakest, others = believed[-1].strength, [one.strength for one in found if one not in believed]
-        agreements = [one.agreement for one in believed]
-        if min(agreements) < _COMPARABLE * max(agreements):
-            continue
         members = np.any([one.members for one in believed], axis=0)
         if weakest < least_lead * max([floor, *others]) or everybody.are_mostly(members):
             continue
