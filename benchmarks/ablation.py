@@ -54,6 +54,7 @@ INGREDIENTS: dict[str, dict[str, Any]] = {
     "with longer honest updates trimmed off": {"examination._NARROWED": 0.0},
     "with twins where many have one": {"examination._MANY": 1.0},
     "with twins that do nothing": {"examination._TINY": 1e30},
+    "with noise remembered": {"examination._AGREES": -1e9},
 }
 COLUMNS = ["recall", "benign refused", "benign refused, nobody attacks"]
 

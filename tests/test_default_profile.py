@@ -305,6 +305,18 @@ def test_attackers_who_are_most_of_the_first_rounds_are_told(attackers, length):
         assert decisions_ == ["malicious"] * attackers + ["accepted"] * (10 - attackers)
 
 
+def test_noise_is_forgotten_once_it_is_known_what_is_usual():
+    guard, model = G2uardFL(), first_model()
+    for number in range(1, 4):
+        guard.aggregate(model, messages(model, 3, number, range(10), ()))
+    result = guard.aggregate(model, with_long(model, 4, range(10), 4, 50.0))
+    assert result.verdicts[4].decision == "malicious"
+    assert guard.window.clients == [*range(10), *range(10), *range(10), 0, 1, 2, 3, 5, 6, 7, 8, 9]
+    assert guard.window.rounds == [1] * 10 + [2] * 10 + [3] * 10 + [4] * 9
+    assert len(guard.window.sketches) == len(guard.window.accepted) == 39
+    assert guard.window.accepted.all()
+
+
 def test_who_was_refused_wrongly_gets_its_standing_back_after_clean_rounds():
     guard, model, found, expected, score = G2uardFL(), first_model(), [], [], 0.0
     for number in range(1, 21):

@@ -422,6 +422,7 @@ def judgement_of(count=5, *, malicious=(), held_out=(), communities=(), twins=No
         list(communities),
         np.zeros(count),
         known,
+        np.zeros(count, bool),
     )
     bad = np.isin(np.arange(count), malicious)
     accepted = ~bad & ~np.isin(np.arange(count), held_out)
@@ -636,6 +637,18 @@ def test_the_further_beyond_the_excess_the_surer_the_suspicion():
     assert (found.suspicion[[0, 2, 5, 6]] < 0.5).all()
     assert found.twin == [None, None, None, 7, None, None, None, 3]
     assert found.community == [None] * 8
+
+
+def test_an_update_too_long_that_agrees_with_nobody_is_noise():
+    sketches = noise(10, 3)
+    sketches[4] = sketches[5]
+    window = window_of((list(range(100, 110)), noise(10, 4)), (list(range(10)), sketches))
+    excess = np.array([0.0, 9.0, 0, 0, 9.0, 9.0, 0, 0, 0, 0])
+    assert np.flatnonzero(examined(window, excess).noise).tolist() == [11]
+    shapes = np.stack([0.25 * excess, np.full(10, -3.0)], axis=1)
+    first = examine(window, np.zeros(20, dtype=bool), shapes, usual_of([[0.0, -3.0]] * 19), CONFIG)
+    assert (first.excess[[1, 4, 5]] > CONFIG.outlier_excess).all()
+    assert not first.noise.any()
 
 
 def test_what_is_usual_is_not_said_by_attackers_of_a_community():

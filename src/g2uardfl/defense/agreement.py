@@ -107,6 +107,14 @@ class Window:
         if len(accepted):
             self.accepted[-len(accepted) :] = accepted
 
+    def forget(self, forgotten: npt.NDArray[np.bool_]) -> None:
+        """Forget some of the submissions."""
+        if not forgotten.any():
+            return
+        kept = np.flatnonzero(~forgotten)
+        self.clients, self.rounds = [self.clients[row] for row in kept], [self.rounds[row] for row in kept]
+        self.sketches, self.accepted = self.sketches[kept], self.accepted[kept]
+
     def people(self) -> npt.NDArray[np.int64]:
         """For each submission the number of its client, counted from 0."""
         numbers: dict[ClientId, int] = {}

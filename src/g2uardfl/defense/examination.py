@@ -63,6 +63,8 @@ _SUPPORTED = (0.1, 10.0)
 """Which share of attackers' pull is taken out where accepted clients undo it, and how many usual updates at most."""
 _SHORT_STEPS = 3.0
 """How many steps of attackers who take short ones may be taken out of the model in any case."""
+_AGREES = 2.0
+"""Below this agreement, in standard deviations, two updates have nothing to do with each other."""
 _MANY = 0.1
 """If more than this share of honest submissions have a twin in the window, twins are nothing unusual."""
 _TINY = 100.0
@@ -242,6 +244,8 @@ class Examination:
     """For each submission of the window the probability that it belongs to one of these."""
     known: int
     """How many clients the window holds."""
+    noise: Mask
+    """For each submission of the window whether it is far too long or peaked and agrees with nobody's."""
 
 
 @dataclass(frozen=True)
@@ -277,8 +281,9 @@ def examine(window: Window, convicted: Mask, shapes: Array, usual: Usual, config
         graph, window.people(), rounds, config.least_evidence, lead, convicted, window.sketches
     )
     belonging = np.max([np.zeros(len(window.clients)), *(one.belonging for one in communities)], axis=0)
+    members = belonging > 0.5
     allowed = config.outlier_excess
-    excess = usual.excess(shapes, allowed, ((belonging > 0.5) | convicted)[here], longer)
+    excess = usual.excess(shapes, allowed, (members | convicted)[here], longer)
     twins = twins_of(graph, rounds, convicted, config.twin_agreement)
     # The further an update exceeds the usual the surer; one that hardly does leaves its client's record as it is.
     suspicion = np.where(excess > allowed, 1 - allowed / 2 / np.maximum(excess, allowed), 0.0)
@@ -287,7 +292,12 @@ def examine(window: Window, convicted: Mask, shapes: Array, usual: Usual, config
     suspicion = np.maximum(suspicion, belonging[here])
     rows = range(len(window.clients) - len(shapes), len(window.clients))
     community = [next((one for one in communities if one.members[row]), None) for row in rows]
-    return Examination(suspicion, community, twins, excess, communities, belonging, len(set(window.clients)))
+    noise = np.zeros_like(members)
+    if usual.is_known():
+        noise[here] = (excess > allowed) & (graph[here].max(axis=1) < _AGREES)
+    return Examination(
+        suspicion, community, twins, excess, communities, belonging, len(set(window.clients)), noise & ~members
+    )
 
 
 def twins_of(graph: Array, rounds: Array, convicted: Mask, least: float) -> list[int | None]:

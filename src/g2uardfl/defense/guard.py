@@ -6,7 +6,7 @@ import dataclasses
 import os
 import time
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -244,7 +244,10 @@ class G2uardFL(Aggregator):
         after = self.scores.write(clients, moved, self.round)
         self.usual.add(shapes[accepted])
         self.window.note_accepted(accepted)
-        return Judgement(examination, malicious, accepted, after)
+        # Beside noise honest updates would look alike.
+        noise = examination.noise
+        self.window.forget(noise)
+        return Judgement(replace(examination, belonging=examination.belonging[~noise]), malicious, accepted, after)
 
     def _shares(self, norms: Array, accepted: Mask) -> Array:
         """For each client the factor of its update in the mean of the accepted, clipped ones."""
