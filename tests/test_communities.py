@@ -408,6 +408,15 @@ def test_who_was_convicted_before_does_not_leave_anybody_of_a_round():
     assert find_communities(graph, np.arange(100), rounds, ENOUGH, LEAD, convicted) == []
 
 
+def test_attackers_known_from_many_rounds_are_believed_in_one_that_is_nearly_all_theirs():
+    """Four of each round are convicted attackers; in the last one it is nine, who are new."""
+    rounds = np.arange(100) // 10
+    members = np.where(rounds == 9, np.arange(100) % 10 < 9, np.arange(100) % 10 < 4)
+    graph = planted(100, 0, (np.flatnonzero(members), 8.0))
+    found = find_communities(graph, np.arange(100), rounds, ENOUGH, LEAD, members & (rounds < 9))
+    assert [indices(one.members) for one in found] == [indices(members)]
+
+
 @pytest.mark.parametrize("clients", range(FEWEST_CLIENTS))
 def test_among_fewer_than_five_clients_there_is_no_community(clients):
     people = np.arange(8 * clients) % max(1, clients)

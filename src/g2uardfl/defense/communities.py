@@ -165,8 +165,7 @@ def _whole_rounds(
     _, place = np.unique(rounds, return_inverse=True)
     there, lost = (np.bincount(place, weights=rows & ~convicted) for rows in (np.ones_like(members), members))
     whole = (there >= SMALLEST) & (lost > _NEARLY_ALL * there)
-    own = community & ~convicted
-    return bool(2 * np.count_nonzero(own & whole[place]) > np.count_nonzero(own))
+    return bool(2 * np.count_nonzero(community & whole[place]) > np.count_nonzero(community))
 
 
 def _count(people: npt.NDArray[np.int64]) -> int:
