@@ -134,6 +134,7 @@ def test_list_names_what_there_is(cli):
         (["run", "--task", "nope"], "unknown task 'nope'"),
         (["run", "--attack", "nope"], "unknown attack 'nope'"),
         (["run", "--defense", "nope"], "unknown defense 'nope'"),
+        (["run", "--defense", "g2uardfl", "--set", "profil=paper"], "did you mean profile?"),
         (["run", "--rounds", "many"], "--rounds"),
         (["run", "--rounds", "0"], "rounds=0"),
         (["run", "--nonsense"], "--nonsense"),

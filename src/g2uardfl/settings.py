@@ -40,15 +40,19 @@ def check(settings: object) -> None:
             raise ConfigError(f"{item.name}={getattr(settings, item.name)!r} is not allowed: {problem}")
 
 
-def build(kind: type[Settings], values: Mapping[str, Any]) -> Settings:
-    """Make settings from names and values; an unknown name is refused with the nearest known ones."""
+def build(kind: type[Settings], values: Mapping[str, Any], also: tuple[str, ...] = ()) -> Settings:
+    """Make settings from names and values; an unknown name is refused with the nearest known ones.
+
+    `also` are names that can be given, too, but do not belong here.
+    """
     known = {item.name: item for item in dataclasses.fields(kind)}  # type: ignore[arg-type]
     for name in values:
         if name not in known:
             import difflib
 
-            close = difflib.get_close_matches(name, known, 3)
-            known_ones = f"known are {', '.join(known)}" if known else "there are none"
+            names = [*also, *known]
+            close = difflib.get_close_matches(name, names, 3)
+            known_ones = f"known are {', '.join(names)}" if names else "there are none"
             hint = f"did you mean {' or '.join(close)}?" if close else known_ones
             raise ConfigError(f"unknown setting {name!r}: {hint}")
     settings = kind(**{name: _whole(known[name], value) for name, value in values.items()})

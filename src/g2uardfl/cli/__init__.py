@@ -19,6 +19,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
+    suggest_commands=False,  # click does
 )
 _UsageProblem: type[Exception] = typer.BadParameter.__mro__[2]
 

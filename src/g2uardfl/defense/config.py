@@ -147,4 +147,4 @@ def configure(profile: str, overrides: dict[str, Any]) -> GuardConfig:
     """The settings of `profile` with `overrides` on top."""
     if profile not in PROFILES:
         raise ConfigError(f"profile={profile!r} is not allowed: choose one of {', '.join(map(repr, PROFILES))}")
-    return build(GuardConfig, {**PROFILES[profile], **overrides})
+    return build(GuardConfig, {**PROFILES[profile], **overrides}, also=("profile",))
