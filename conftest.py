@@ -2,4 +2,5 @@
 
 import importlib.util
 
-collect_ignore_glob = [] if importlib.util.find_spec("flwr") else ["src/g2uardfl/flower/*.py", "tests/flower_*.py"]
+_NEEDS_FLOWER = ["src/g2uardfl/flower/*.py", "tests/flower/*.py", "tests/helpers/flower*.py"]
+collect_ignore_glob = [] if importlib.util.find_spec("flwr") else _NEEDS_FLOWER

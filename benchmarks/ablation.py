@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors import group_of, without
-from g2uardfl.numerics import Array
+from g2uardfl.core.numerics import Array
 
 
 def nobody_is_longer(usual: Any, shapes: Array, sketches: Array) -> NDArray[np.bool_]:

@@ -18,10 +18,10 @@ from torch import Tensor
 from g2uardfl.attacks import create
 from g2uardfl.attacks.adaptive import Wrapper
 from g2uardfl.attacks.base import Attack, Member, Model, Turn
-from g2uardfl.settings import number
-from g2uardfl.simulation.training import Job
-from g2uardfl.state_files import SavedState
+from g2uardfl.core.settings import number
+from g2uardfl.core.state_files import SavedState
 from g2uardfl.tasks.base import Samples, Task, concatenate
+from g2uardfl.training.local import Job
 
 
 @dataclass(frozen=True)

@@ -40,9 +40,9 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from g2uardfl import aggregators
-from g2uardfl.aggregation import Aggregator, Round
-from g2uardfl.errors import G2uardFLError
-from g2uardfl.weights import ModelLayout
+from g2uardfl.aggregators.base import Aggregator, Round
+from g2uardfl.core.errors import G2uardFLError
+from g2uardfl.core.layout import ModelLayout
 
 Peers = tuple[ModuleType | None, ModuleType | None]
 """The aggregators of byzfl and the strategies of Flower, where they are installed."""

@@ -19,14 +19,14 @@ from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_rand_score
 
 from g2uardfl import aggregators
-from g2uardfl.aggregation import _read_round
-from g2uardfl.defense.attributes import client_attributes, normalised_attributes
-from g2uardfl.defense.clustering import cluster_count, cluster_graph
-from g2uardfl.defense.relations import adjacency
-from g2uardfl.numerics import Array, inner_products
+from g2uardfl.aggregators.reading import read_messages
+from g2uardfl.core.layout import ModelLayout
+from g2uardfl.core.numerics import Array, inner_products
+from g2uardfl.defense.paper.attributes import client_attributes, normalised_attributes
+from g2uardfl.defense.paper.clustering import cluster_count, cluster_graph
+from g2uardfl.defense.paper.relations import adjacency
 from g2uardfl.simulation.config import RunConfig
 from g2uardfl.simulation.run import Simulation
-from g2uardfl.weights import ModelLayout
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def record(task: str, rounds: int, seed: int, *, poisoned: bool, data_dir: str) 
         turn = simulation._turn(number, selected, [client for client in selected if client in attackers])
         sent = simulation._train(turn, selected)
         layout = ModelLayout.of(simulation.weights)
-        round_, _, _ = _read_round(layout, simulation.weights, sent, None)
+        round_ = read_messages(layout, simulation.weights, sent)
         products = inner_products(round_.updates, round_.global_vector, [layer.columns for layer in layout.layers])
         step = round_.global_vector - last if last is not None else round_.global_vector * 0
         last = round_.global_vector

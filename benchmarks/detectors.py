@@ -29,12 +29,12 @@ from sklearn.cluster import KMeans, SpectralClustering
 from sklearn.metrics import adjusted_rand_score
 
 from g2uardfl import G2uardFL
-from g2uardfl.defense.attributes import normalised_attributes
-from g2uardfl.defense.clustering import GraphAutoEncoder, _glorot, normalised_adjacency
+from g2uardfl.core.numerics import Array, InnerProducts, cosine, one_thread, z_scores
 from g2uardfl.defense.observation import Observation
+from g2uardfl.defense.paper.attributes import normalised_attributes
+from g2uardfl.defense.paper.clustering import GraphAutoEncoder, _glorot, normalised_adjacency
+from g2uardfl.defense.paper.relations import adjacency, edge_strengths
 from g2uardfl.defense.recording import Record
-from g2uardfl.defense.relations import adjacency, edge_strengths
-from g2uardfl.numerics import Array, InnerProducts, cosine, one_thread, z_scores
 from g2uardfl.simulation.metrics import Detection
 
 COSINE_INPUT = 3.0

@@ -19,8 +19,8 @@ from adaptive_attackers import TrainingBoth
 from g2uardfl.attacks.adaptive import Wrapper
 from g2uardfl.attacks.base import Attack, Model, Turn, moved
 from g2uardfl.attacks.trigger import TriggerAttack
-from g2uardfl.settings import number
-from g2uardfl.state_files import SavedState
+from g2uardfl.core.settings import number
+from g2uardfl.core.state_files import SavedState
 from g2uardfl.tasks.base import Samples
 
 

@@ -42,7 +42,7 @@ def record(settings: dict[str, Any], clean: bool, path: str) -> str:
     """Run one federation and write its record."""
     import torch
 
-    from g2uardfl.aggregation import Aggregator, Outcome, Round
+    from g2uardfl.aggregators.base import Aggregator, Outcome, Round
     from g2uardfl.defense.recording import Recording
     from g2uardfl.simulation.config import RunConfig
     from g2uardfl.simulation.run import Simulation

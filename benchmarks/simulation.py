@@ -29,11 +29,11 @@ import torch
 from torch import Tensor, nn
 
 from g2uardfl import aggregators, tasks
-from g2uardfl.errors import DataError
-from g2uardfl.simulation.engine import Engine, LoopEngine
+from g2uardfl.core.errors import DataError
 from g2uardfl.simulation.start import fresh_weights
-from g2uardfl.simulation.training import Job, Recipe, share_predicted
 from g2uardfl.tasks.base import Samples, Task
+from g2uardfl.training.engine import Engine, LoopEngine
+from g2uardfl.training.local import Job, Recipe, share_predicted
 
 DEFAULT_MODELS = {"mnist": "lenet", "cifar10": "vgg9", "digits": "cnn"}
 TASK_OF_MODEL = {"lenet": "mnist", "simplenet": "mnist", "vgg9": "cifar10", "resnet18": "cifar10", "cnn": "digits"}
@@ -178,13 +178,13 @@ def our_engines(options: argparse.Namespace, workload: Workload, cores: int) -> 
 
 
 def worker_engine(task: Task, model: nn.Module, workers: int) -> Engine:
-    from g2uardfl.simulation.workers import WorkerEngine
+    from g2uardfl.training.workers import WorkerEngine
 
     return WorkerEngine(task, model, workers)
 
 
 def batched_engine(task: Task, model: nn.Module) -> Engine:
-    from g2uardfl.simulation.batched import BatchedEngine
+    from g2uardfl.training.batched import BatchedEngine
 
     return BatchedEngine(task, model)
 

@@ -15,10 +15,10 @@ from ._version import __version__
 
 if TYPE_CHECKING:
     from . import aggregators, attacks, tasks
-    from .aggregation import AggregationResult, Aggregator, Verdict
+    from .aggregators.base import AggregationResult, Aggregator, Verdict
+    from .core.errors import ConfigError, DataError, G2uardFLError, StateError
     from .defense.config import GuardConfig
     from .defense.guard import G2uardFL
-    from .errors import ConfigError, DataError, G2uardFLError, StateError
 
 __all__ = [
     "AggregationResult",
@@ -37,15 +37,15 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AggregationResult": ".aggregation",
-    "Aggregator": ".aggregation",
-    "ConfigError": ".errors",
-    "DataError": ".errors",
+    "AggregationResult": ".aggregators.base",
+    "Aggregator": ".aggregators.base",
+    "ConfigError": ".core.errors",
+    "DataError": ".core.errors",
     "G2uardFL": ".defense.guard",
-    "G2uardFLError": ".errors",
+    "G2uardFLError": ".core.errors",
     "GuardConfig": ".defense.config",
-    "StateError": ".errors",
-    "Verdict": ".aggregation",
+    "StateError": ".core.errors",
+    "Verdict": ".aggregators.base",
 }
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from ..aggregation import Aggregator
-from ..registry import Registry
+from ..core.registry import Registry
+from .base import Aggregator
 
 _registry = Registry(
     "defense",
-    "g2uardfl.aggregation:Aggregator",
+    "g2uardfl.aggregators.base:Aggregator",
     {
         "fedavg": "g2uardfl.aggregators.fedavg:FedAvg",
         "g2uardfl": "g2uardfl.defense.guard:G2uardFL",

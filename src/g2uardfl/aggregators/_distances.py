@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..numerics import Array, for_each, in_parallel
-from ..updates import SentUpdates, borrowed
+from ..core.numerics import Array, for_each, in_parallel
+from ..core.updates import SentUpdates, borrowed
 
 _CHUNK = 1 << 22
 """How many bytes a core multiplies at a time, so that they stay close to it."""

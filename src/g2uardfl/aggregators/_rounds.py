@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..aggregation import Aggregator
-from ..errors import StateError
-from ..state_files import SavedState
+from ..core.errors import StateError
+from ..core.state_files import SavedState
+from .base import Aggregator
 
 
 class CountsRounds(Aggregator):

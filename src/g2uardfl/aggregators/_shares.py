@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..numerics import Array
+from ..core.numerics import Array
 
 
 def sample_shares(num_examples: Array) -> Array:

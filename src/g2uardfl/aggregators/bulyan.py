@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..aggregation import Aggregator, ClientId, Outcome, Round, Verdict
-from ..numerics import Array
-from ..settings import number
-from ..updates import each_block
+from ..core.numerics import Array
+from ..core.settings import number
+from ..core.updates import each_block
 from ._coordinates import in_order
 from ._distances import krum_scores, tolerable, update_distances
+from .base import Aggregator, ClientId, Outcome, Round, Verdict
 
 
 @dataclass(frozen=True)

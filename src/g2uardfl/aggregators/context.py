@@ -14,15 +14,13 @@ first round; a simulation attaches one itself, whoever runs a real federation wr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import Tensor
 
-from ..aggregation import AggregationResult, ClientId
-from ..errors import ConfigError
-from ..weights import Weights
+from ..core.errors import ConfigError
+from ..core.layout import Weights
 from ._rounds import CountsRounds
 
 
@@ -80,8 +78,6 @@ class NeedsServer(CountsRounds):
     def __init__(self, **params: Any) -> None:
         super().__init__(**params)
         self._context: ServerContext | None = None
-        self._global_weights: Weights = {}
-        self._client_weights: Mapping[ClientId, Weights] = {}
 
     def attach(self, context: ServerContext) -> None:
         """Give the rule its server, before its first round and again after loading; it is no part of the state."""
@@ -96,19 +92,6 @@ class NeedsServer(CountsRounds):
                 "call attach() with a ServerContext (g2uardfl.aggregators.context) before the first round"
             )
         return self._context
-
-    def aggregate(
-        self,
-        global_weights: Weights,
-        client_weights: Mapping[ClientId, Weights],
-        num_examples: Mapping[ClientId, int] | None = None,
-    ) -> AggregationResult:
-        """As for every rule; whole models stay at hand meanwhile, since a server runs them with their statistics."""
-        self._global_weights, self._client_weights = global_weights, client_weights
-        try:
-            return super().aggregate(global_weights, client_weights, num_examples)
-        finally:
-            self._global_weights, self._client_weights = {}, {}
 
 
 def _missing(what: str) -> ConfigError:

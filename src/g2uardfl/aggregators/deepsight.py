@@ -14,13 +14,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..aggregation import ClientId, Outcome, Round, Verdict
-from ..defense.clipping import clip_factors
-from ..errors import ConfigError
-from ..numerics import Array, cosine
-from ..settings import number
-from ..weights import Entry, Weights
+from ..core.clipping import clip_factors
+from ..core.errors import ConfigError
+from ..core.layout import Entry, Weights
+from ..core.numerics import Array, cosine
+from ..core.settings import number
 from ._distances import update_norms
+from .base import ClientId, Outcome, Round, Verdict
 from .context import NeedsServer, OutputLayer, ServerContext
 
 Labels = npt.NDArray[np.int64]
@@ -99,12 +99,12 @@ class DeepSight(NeedsServer):
 
     def _clusters(self, round_: Round, neups: Array, directions: Tensor, classes: int) -> Labels:
         """The final clusters of the round's clients."""
-        models = [self._client_weights[client] for client in round_.clients]
+        models = [round_.client_weights[client] for client in round_.clients]
         by_ddifs = []
         for set_number in range(self.settings.input_sets):
             ddifs = division_differences(
                 self.server,
-                self._global_weights,
+                round_.global_weights,
                 models,
                 classes=classes,
                 count=self.settings.random_inputs,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..aggregation import Aggregator, Outcome, Round, Verdict
 from ._shares import sample_shares
+from .base import Aggregator, Outcome, Round, Verdict
 
 
 class FedAvg(Aggregator):

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..aggregation import ClientId, Outcome, Round, Verdict
-from ..defense.clipping import clip_factors
-from ..numerics import Array, InnerProducts, cosine, inner_products
-from ..settings import number
+from ..core.clipping import clip_factors
+from ..core.numerics import Array, InnerProducts, cosine, inner_products
+from ..core.settings import number
 from ._rounds import CountsRounds
+from .base import ClientId, Outcome, Round, Verdict
 from .weak_dp import gaussian_noise
 
 Mask = npt.NDArray[np.bool_]

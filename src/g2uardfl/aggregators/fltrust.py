@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..aggregation import ClientId, Outcome, Round, Verdict
-from ..errors import ConfigError
-from ..numerics import Array, cosine, in_parallel
-from ..weights import BadWeightsError, largest_usable
+from ..core.errors import ConfigError
+from ..core.layout import BadWeightsError, largest_usable
+from ..core.numerics import Array, cosine, in_parallel
+from .base import ClientId, Outcome, Round, Verdict
 from .context import NeedsServer
 
 _SHORTEST = 1e-20
@@ -51,7 +51,7 @@ class FLTrust(NeedsServer):
 
     def _server_update(self, round_: Round) -> tuple[Tensor, str]:
         """g0; zeros, and a sentence that says so, where the server's training went out of all bounds."""
-        weights = self.server.root_update(self._global_weights, self.round + 1)
+        weights = self.server.root_update(round_.global_weights, self.round + 1)
         try:
             round_.layout.check(weights)
         except BadWeightsError as error:

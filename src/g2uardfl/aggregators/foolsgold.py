@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..aggregation import Aggregator, ClientId, Outcome, Round, Verdict
-from ..errors import ConfigError, StateError
-from ..numerics import Array, cosine, inner_products
-from ..settings import number, switch
-from ..state_files import SavedState
-from ..weights import ModelLayout
+from ..core.errors import ConfigError, StateError
+from ..core.layout import ModelLayout
+from ..core.numerics import Array, cosine, inner_products
+from ..core.settings import number, switch
+from ..core.state_files import SavedState
+from .base import Aggregator, ClientId, Outcome, Round, Verdict
 
 _SAME = 1e-10
 """Cosines and weights that differ from 1 by less than this differ by rounding."""

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..aggregation import Aggregator, ClientId, Outcome, Round, Verdict
-from ..numerics import Array
-from ..settings import number
+from ..core.numerics import Array
+from ..core.settings import number
 from ._distances import krum_scores, tolerable, update_distances
+from .base import Aggregator, ClientId, Outcome, Round, Verdict
 
 
 @dataclass(frozen=True)

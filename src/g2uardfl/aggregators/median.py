@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..aggregation import Aggregator, Outcome, Round, Verdict
+from .base import Aggregator, Outcome, Round, Verdict
 from .trimmed_mean import trimmed_mean
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from ..aggregation import Aggregator, Outcome, Round
-from ..settings import number, switch
+from ..core.settings import number, switch
 from ._distances import krum_scores, tolerable, update_distances
 from ._shares import sample_shares
+from .base import Aggregator, Outcome, Round
 from .krum import krum_verdicts
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..aggregation import Aggregator, ClientId, Outcome, Round, Verdict
-from ..defense.clipping import clip_factors
-from ..numerics import Array
-from ..settings import number
+from ..core.clipping import clip_factors
+from ..core.numerics import Array
+from ..core.settings import number
 from ._distances import update_norms
 from ._shares import sample_shares
+from .base import Aggregator, ClientId, Outcome, Round, Verdict
 
 
 @dataclass(frozen=True)

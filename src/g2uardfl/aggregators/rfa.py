@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..aggregation import Aggregator, ClientId, Outcome, Round, Verdict
-from ..numerics import Array
-from ..settings import number
+from ..core.numerics import Array
+from ..core.settings import number
 from ._distances import update_products
 from ._shares import sample_shares
+from .base import Aggregator, ClientId, Outcome, Round, Verdict
 
 
 @dataclass(frozen=True)

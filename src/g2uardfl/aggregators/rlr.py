@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..aggregation import Aggregator, Outcome, Round, Verdict
-from ..settings import number
-from ..updates import each_block
+from ..core.settings import number
+from ..core.updates import each_block
 from ._shares import sample_shares
+from .base import Aggregator, Outcome, Round, Verdict
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from ..aggregation import Aggregator, Outcome, Round, Verdict
-from ..settings import number
-from ..updates import SentUpdates, each_block
+from ..core.settings import number
+from ..core.updates import SentUpdates, each_block
 from ._coordinates import in_order
+from .base import Aggregator, Outcome, Round, Verdict
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..aggregation import Outcome, Round
-from ..settings import number
+from ..core.settings import number
 from ._rounds import CountsRounds
+from .base import Outcome, Round
 from .ndc import clipped_mean
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, cast
 
-from ..errors import ConfigError
-from ..registry import Registry
+from ..core.errors import ConfigError
+from ..core.registry import Registry
 
 if TYPE_CHECKING:
     from .base import Attack

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from ..errors import ConfigError
-from ..settings import number
-from ..simulation.training import Job, Recipe
-from ..state_files import SavedState
+from ..core.errors import ConfigError
+from ..core.settings import number
+from ..core.state_files import SavedState
 from ..tasks.base import Samples, Task
+from ..training.local import Job, Recipe
 from . import create
 from .base import Attack, Member, Model, Turn
 

@@ -19,10 +19,10 @@ from typing import Any, ClassVar, TypeAlias
 import torch
 from torch import Tensor
 
-from ..settings import NoSettings, build
-from ..simulation.training import Job, Recipe
-from ..state_files import SavedState
+from ..core.settings import NoSettings, build
+from ..core.state_files import SavedState
 from ..tasks.base import Samples, Task, concatenate
+from ..training.local import Job, Recipe
 
 Model: TypeAlias = Mapping[str, Tensor]
 """A model's weights by name."""

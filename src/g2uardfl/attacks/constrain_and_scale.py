@@ -19,8 +19,8 @@ import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
-from ..settings import number
-from ..simulation.training import Recipe
+from ..core.settings import number
+from ..training.local import Recipe
 from .base import Model, Turn, moved
 from .black_box import BlackBox
 

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..errors import ConfigError
-from ..settings import number
-from ..simulation.training import Recipe
+from ..core.errors import ConfigError
+from ..core.settings import number
 from ..tasks.base import Task
+from ..training.local import Recipe
 from .trigger import TriggerAttack
 
 BARS = 4

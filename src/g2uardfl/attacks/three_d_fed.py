@@ -40,11 +40,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ..errors import ConfigError
-from ..settings import number
-from ..simulation.training import Job, Recipe, joint_norm
-from ..state_files import SavedState
+from ..core.errors import ConfigError
+from ..core.settings import number
+from ..core.state_files import SavedState
 from ..tasks.base import Samples, Task
+from ..training.local import Job, Recipe, joint_norm
 from .base import Member, Model, Turn
 from .trigger import TriggerAttack
 

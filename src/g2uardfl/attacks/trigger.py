@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError
+from ..core.errors import ConfigError
 from ..tasks.base import Pixels, Samples, Task
 from .base import Attack, mix_trigger
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from .._version import __version__
-from ..errors import G2uardFLError
+from ..core.errors import G2uardFLError
 from . import data, demo, experiment, listing, replaying
 
 app = typer.Typer(

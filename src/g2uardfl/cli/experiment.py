@@ -88,7 +88,7 @@ def run(
 
     Example: g2uardfl run --task digits --attack black_box --defense g2uardfl --rounds 40
     """
-    from ..settings import build
+    from ..core.settings import build
     from ..simulation.checkpoint import require_same_config
     from ..simulation.config import RunConfig, read_values, with_assignments
     from ..simulation.directory import RunDirectory
@@ -192,7 +192,7 @@ def report(
     ] = None,
 ) -> None:
     """Make an HTML page of one or more finished runs, or of what a Flower federation wrote into its audit file."""
-    from ..flower.audit import Audit
+    from ..federation.audit import Audit
     from ..report.page import write_report
     from ..simulation.directory import FinishedRun
 

@@ -25,7 +25,7 @@ def list_names(
     from rich.console import Console
     from rich.table import Table
 
-    from ..errors import ConfigError
+    from ..core.errors import ConfigError
 
     if what and what not in _KINDS:
         raise ConfigError(f"cannot list {what!r}: choose tasks, attacks or defenses")

@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from ..errors import DataError
+from ..core.errors import DataError
 from .catalogue import Dataset, NpmPackage, find
 from .checking import file_sha256
 from .folder import data_dir as find_folder

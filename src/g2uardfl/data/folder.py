@@ -6,7 +6,7 @@ import os
 import shlex
 from pathlib import Path
 
-from ..errors import DataError
+from ..core.errors import DataError
 from . import catalogue
 
 ENVIRONMENT_VARIABLE = "G2UARDFL_DATA"

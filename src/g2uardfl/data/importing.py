@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-from ..errors import DataError
+from ..core.errors import DataError
 from .catalogue import Dataset, StoredFile, find
 from .checking import file_sha256
 from .folder import data_dir as find_folder

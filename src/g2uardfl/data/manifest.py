@@ -10,8 +10,8 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ..errors import DataError
-from ..files import replacing
+from ..core.errors import DataError
+from ..core.files import replacing
 
 MANIFEST = "manifest.json"
 

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, cast
 
-from ..errors import DataError
+from ..core.errors import DataError
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error, tarfile.TarError, zipfile.BadZipFile)

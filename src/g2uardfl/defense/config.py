@@ -9,12 +9,12 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..errors import ConfigError
-from ..settings import build, check, choice, number, switch
-from .elimination import DistanceWeighting
-from .graph import Momentum
-from .relations import EdgeScaling
-from .scoring import ScoreInit, ScoreUpdate
+from ..core.errors import ConfigError
+from ..core.settings import build, check, choice, number, switch
+from .paper.elimination import DistanceWeighting
+from .paper.graph import Momentum
+from .paper.relations import EdgeScaling
+from .paper.scoring import ScoreInit, ScoreUpdate
 
 Detector = Literal["graph", "agreement"]
 
@@ -26,7 +26,7 @@ class GuardConfig:
     >>> GuardConfig(score_step=2.0)
     Traceback (most recent call last):
         ...
-    g2uardfl.errors.ConfigError: score_step=2.0 is not allowed: it must be a number above 0 and at most 1
+    g2uardfl.core.errors.ConfigError: score_step=2.0 is not allowed: it must be a number above 0 and at most 1
     """
 
     seed: int = number(0, 0, 2**63 - 1)

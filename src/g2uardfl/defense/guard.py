@@ -13,19 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..aggregation import Aggregator, ClientId, Outcome, Round, Verdict
-from ..errors import StateError
-from ..numerics import Array, InnerProducts, inner_products
-from ..settings import build
-from ..state_files import SavedState, read_state, write_state
-from ..weights import Layer, ModelLayout
-from .agreement import Sketches, Window, agree_on_average, directions, random_signs
-from .attributes import LastRound, attribute_names, client_attributes, normalised_attributes
-from .clipping import average_median_norm, clip_factors
-from .clustering import Clustering, cluster_count, cluster_graph
-from .config import GuardConfig, configure
-from .elimination import eliminating_coefficients, elimination_strength, group_coefficients
-from .examination import (
+from ..aggregators.base import Aggregator, ClientId, Outcome, Round, Verdict
+from ..core.clipping import clip_factors
+from ..core.errors import StateError
+from ..core.layout import Layer, ModelLayout
+from ..core.numerics import Array, InnerProducts, inner_products
+from ..core.settings import build
+from ..core.state_files import SavedState, read_state, write_state
+from .agreement.agreement import Sketches, Window, agree_on_average, directions, random_signs
+from .agreement.examination import (
     Judgement,
     Usual,
     common_cosine,
@@ -40,12 +36,17 @@ from .examination import (
     suspected,
     update_shapes,
 )
-from .graph import GraphMemory, history_share
+from .agreement.undoing import Block, Steps
+from .config import GuardConfig, configure
 from .observation import Observation
-from .reasons import explain
-from .relations import adjacency
-from .scoring import Mask, ScoreBook, filter_clients, updated_scores
-from .undoing import Block, Steps
+from .paper.attributes import LastRound, attribute_names, client_attributes, normalised_attributes
+from .paper.clipping import average_median_norm
+from .paper.clustering import Clustering, cluster_count, cluster_graph
+from .paper.elimination import eliminating_coefficients, elimination_strength, group_coefficients
+from .paper.graph import GraphMemory, history_share
+from .paper.reasons import explain
+from .paper.relations import adjacency
+from .paper.scoring import Mask, ScoreBook, filter_clients, updated_scores
 
 _KIND = "guard"
 _FEWEST = 3

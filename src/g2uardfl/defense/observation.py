@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from ..aggregation import ClientId, Round
-from ..numerics import Array, InnerProducts, inner_products
-from ..weights import Layer
-from .agreement import Sketches, directions, random_signs
-from .attributes import LastRound, client_attributes
-from .examination import update_shapes
+from ..aggregators.base import ClientId, Round
+from ..core.layout import Layer
+from ..core.numerics import Array, InnerProducts, inner_products
+from .agreement.agreement import Sketches, directions, random_signs
+from .agreement.examination import update_shapes
+from .paper.attributes import LastRound, client_attributes
 
 SKETCH_WIDTH = 256
 _COLUMNS = 1 << 20

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..aggregation import AggregationResult, Aggregator, ClientId, Outcome, Round
-from ..errors import StateError
-from ..numerics import InnerProducts
-from ..state_files import SavedState, read_state, write_state
-from ..weights import ModelLayout, Weights
+from ..aggregators.base import AggregationResult, Aggregator, ClientId, Outcome, Round
+from ..core.errors import StateError
+from ..core.layout import ModelLayout, Weights
+from ..core.numerics import InnerProducts
+from ..core.state_files import SavedState, read_state, write_state
 from .observation import Observation, Observer
 
 _KIND = "record"

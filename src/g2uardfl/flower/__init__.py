@@ -12,15 +12,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ..federation.audit import Audit
     from .arrays import array_record, state_dict
-    from .audit import Audit
     from .strategy import AggregatorStrategy, G2uardFLStrategy
 
 __all__ = ["AggregatorStrategy", "Audit", "G2uardFLStrategy", "array_record", "mods", "state_dict"]
 
 _HOMES = {
     "AggregatorStrategy": ".strategy",
-    "Audit": ".audit",
+    "Audit": "..federation.audit",
     "G2uardFLStrategy": ".strategy",
     "array_record": ".arrays",
     "state_dict": ".arrays",

@@ -18,7 +18,7 @@ import torch
 from flwr.app import Array, ArrayRecord
 from torch import Tensor
 
-from ..weights import BadWeightsError, as_tensor
+from ..core.layout import BadWeightsError, as_tensor
 
 _NUMPY = "numpy.ndarray"
 _BFLOAT16 = "bfloat16"

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 from flwr.app import Array, ArrayRecord
 
-from ..aggregation import Aggregator
-from ..errors import StateError
-from ..state_files import SavedState, read_state, write_state
+from ..aggregators.base import Aggregator
+from ..core.errors import StateError
+from ..core.state_files import SavedState, read_state, write_state
 
 _KIND = "federation"
 _RULE, _MODEL = "rule.", "model."

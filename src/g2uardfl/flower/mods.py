@@ -27,8 +27,8 @@ from flwr.app import ArrayRecord, Context, Message, MessageType
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from ..errors import ConfigError
-from ..weights import ModelLayout
+from ..core.errors import ConfigError
+from ..core.layout import ModelLayout
 from .arrays import RecordWeights, array_record
 
 logger = logging.getLogger("flwr.g2uardfl")

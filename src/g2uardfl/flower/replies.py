@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
-from ..aggregation import ClientId
+from ..aggregators.base import ClientId
 
 Identity = Callable[[Message], ClientId]
 """Tells from a reply which client sent it."""

@@ -20,15 +20,14 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
 from .. import aggregators
-from ..aggregation import AggregationResult, Aggregator, ClientId, Verdict
+from ..aggregators.base import AggregationResult, Aggregator, ClientId, Verdict
+from ..core.errors import ConfigError, StateError
+from ..core.layout import ModelLayout
 from ..defense.guard import G2uardFL
-from ..errors import ConfigError, StateError
-from ..weights import ModelLayout
+from ..federation.audit import DECISIONS, AuditWriter
 from .arrays import RecordWeights, encode
-from .audit import DECISIONS, AuditWriter
 from .grid import careful
 from .memory import Memory
-from .quorum import Quorum
 from .replies import BadReplyError, Identity, Replies, Roll, alike, read_metrics
 
 logger = logging.getLogger("flwr.g2uardfl")
@@ -95,7 +94,6 @@ class AggregatorStrategy(FedAvg):
         """The last round's verdicts by client."""
         self.current_arrays: ArrayRecord | None = None
         """The global model that the clients of this round start from."""
-        self._rule = Quorum(self.aggregator, self.min_replies)
         self._roll = Roll(identity)
         self._resumes = False
         if state_path is not None:
@@ -182,7 +180,7 @@ class AggregatorStrategy(FedAvg):
         self._roll.ask(())
         if not read.clients:
             return None, None
-        arrays, verdicts, note = self._judge(self.current_arrays, read)
+        arrays, verdicts, note = self._judge(self.current_arrays, read, self._offset + server_round)
         self.verdicts = verdicts
         self.rounds_done = self._offset + server_round
         if arrays is None:
@@ -195,23 +193,27 @@ class AggregatorStrategy(FedAvg):
         logger.log(level, "%s", _line(self.aggregator.name, self.rounds_done, self.verdicts, seconds, note))
         return arrays, self._metrics(read, seconds)
 
-    def _judge(self, model: ArrayRecord, read: Replies) -> tuple[ArrayRecord | None, dict[ClientId, Verdict], str]:
+    def _judge(
+        self, model: ArrayRecord, read: Replies, number: int
+    ) -> tuple[ArrayRecord | None, dict[ClientId, Verdict], str]:
         """The next model, or None where this one is kept, a verdict on every client, and a note about the round."""
         verdicts = {client: Verdict("invalid", reason) for client, reason in read.unusable.items()}
         if not read.usable:
             return None, verdicts, "No usable reply came, and the model was kept."
-        result = self._aggregated(model, read)
+        result = self._aggregated(model, read, number)
         verdicts |= {client: _shortened(verdict) for client, verdict in result.verdicts.items()}
         arrays = None
-        if self._rule.met:
+        if result.decided:
             arrays = ArrayRecord({name: encode(value, model[name]) for name, value in result.weights.items()})
         return arrays, verdicts, result.note
 
-    def _aggregated(self, model: ArrayRecord, read: Replies) -> AggregationResult:
-        return self._rule.aggregate(
+    def _aggregated(self, model: ArrayRecord, read: Replies, number: int) -> AggregationResult:
+        return self.aggregator.aggregate(
             RecordWeights(model),
             {client: RecordWeights(reply.arrays) for client, reply in read.usable.items()},
             {client: reply.num_examples for client, reply in read.usable.items()},  # type: ignore[misc]
+            min_updates=self.min_replies,
+            round_number=number,
         )
 
     def _keep(self, nodes: Mapping[ClientId, int]) -> None:

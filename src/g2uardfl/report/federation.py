@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..flower.audit import DECISIONS, Audit
+from ..federation.audit import DECISIONS, Audit
 from .parts import table
 
 _COLOURS = {"accepted": "#1b6e3c", "held_out": "#c98a1b", "malicious": "#b3261e", "invalid": "#8a8f98"}

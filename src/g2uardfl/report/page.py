@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..flower.audit import Audit
+from ..federation.audit import Audit
 from ..simulation.directory import FinishedRun
 from . import federation
 from .parts import table

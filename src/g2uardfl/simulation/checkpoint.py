@@ -16,8 +16,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from ..errors import ConfigError, StateError
-from ..state_files import SavedState, read_state, write_state
+from ..core.errors import ConfigError, StateError
+from ..core.state_files import SavedState, read_state, write_state
 from .config import RunConfig
 from .start import read_model, write_model
 

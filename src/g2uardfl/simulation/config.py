@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError
-from ..settings import build, check, choice, number
+from ..core.errors import ConfigError
+from ..core.settings import build, check, choice, number
 from ..tasks.base import TrainingDefaults
 
 if sys.version_info >= (3, 11):

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from ..errors import StateError
-from ..files import replacing
+from ..core.errors import StateError
+from ..core.files import replacing
 from .checkpoint import read_checkpoint, write_checkpoint
 from .config import RunConfig
 from .run import Callback, Simulation

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..aggregation import ClientId
+from ..aggregators.base import ClientId
 
 
 def defense_score(acc: float, asr: float) -> float:

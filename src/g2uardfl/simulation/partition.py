@@ -12,7 +12,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import ConfigError
+from ..core.errors import ConfigError
 
 Indices = npt.NDArray[np.int64]
 

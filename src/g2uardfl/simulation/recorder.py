@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..core.errors import ConfigError
 from ..defense.recording import Recording
-from ..errors import ConfigError
 from .run import Callback
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from sklearn.metrics import adjusted_rand_score
 
-from ..aggregation import Aggregator
+from ..aggregators.base import Aggregator
+from ..core.errors import ConfigError
 from ..defense.recording import Record
-from ..errors import ConfigError
 from .metrics import Detection
 
 

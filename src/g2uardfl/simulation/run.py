@@ -14,21 +14,21 @@ import torch
 from torch import Tensor
 
 from .. import aggregators, attacks, tasks
-from ..aggregation import ClientId, Verdict
+from ..aggregators.base import ClientId, Verdict
 from ..aggregators.context import NeedsServer
 from ..attacks.base import Member, Turn
-from ..errors import ConfigError, G2uardFLError
+from ..core.errors import ConfigError, G2uardFLError
 from ..tasks.base import DividedSamples, Samples
+from ..training.engine import Engine, make_engine
+from ..training.local import Job, Recipe, share_predicted
 from .checkpoint import Checkpoint
 from .config import RunConfig
-from .engine import Engine, make_engine
 from .environment import environment, peak_memory
 from .metrics import defense_score, detection_of
 from .partition import partition
 from .schedule import Schedule, partition_seed, start_seed, torch_generator
 from .server import SimulatedServer, for_as_many_steps, split_root
 from .start import Progress, converged_start, fresh_weights, read_model
-from .training import Job, Recipe, share_predicted
 
 Record = dict[str, Any]
 """What `rounds.jsonl` holds of a round."""
@@ -103,7 +103,12 @@ class Simulation:
     @cached_property
     def engine(self) -> Engine:
         """What trains the clients; made when it is first needed."""
-        return make_engine(self.config, self.task, self.model)
+        config = self.config
+        per_client = len(self.task.train) / config.clients * config.local_epochs
+        if config.local_steps:
+            per_client = config.local_steps * config.batch_size
+        samples = config.rounds * config.per_round * per_client
+        return make_engine(config.engine, self.task, self.model, samples=samples, workers=config.workers)
 
     def prepare(self, on_epoch: Progress | None = None) -> None:
         """Divide the data and load the start model, training it first where that was never done (`on_epoch` tells)."""

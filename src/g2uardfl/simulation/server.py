@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from ..aggregators.context import OutputLayer, ServerContext
-from ..errors import ConfigError
-from ..numerics import in_parallel
+from ..core.errors import ConfigError
+from ..core.layout import Weights, as_tensor
+from ..core.numerics import in_parallel
 from ..tasks.base import Samples, Task
-from ..weights import Weights, as_tensor
-from .dropout import with_keyed_dropout
+from ..training.dropout import with_keyed_dropout
+from ..training.local import Job, Recipe, train_locally
 from .schedule import derived_seed, torch_generator
-from .training import Job, Recipe, train_locally
 
 _ROOT_DATA, _ROOT_TRAINING = 1001, 1002
 """The server's own random streams, apart from those of the schedule."""

@@ -17,11 +17,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ..cache import cache_dir
-from ..errors import ConfigError, StateError
-from ..files import replacing
+from ..core.cache import cache_dir
+from ..core.errors import ConfigError, StateError
+from ..core.files import replacing
 from ..tasks.base import Task, TrainingDefaults
-from .training import batches, share_predicted
+from ..training.local import batches, share_predicted
 
 Progress = Callable[[int, int], None]
 """Called with the number of epochs done and to do."""

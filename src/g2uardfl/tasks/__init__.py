@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from ..registry import Registry
+from ..core.registry import Registry
 
 if TYPE_CHECKING:
     from .base import Task

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ..core.errors import ConfigError, DataError
 from ..data import decode_images, load_arrays
-from ..errors import ConfigError, DataError
 from .base import Pixels, Samples, Task, TrainingDefaults
 from .models import VGG9, ResNet18
 

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..core.errors import ConfigError
 from ..data import read_table
-from ..errors import ConfigError
 from .base import Samples, TrainingDefaults
 from .text import UNKNOWN, URL, USER, Arrays, Encoded, TextTask, Vocabulary, build_vocabulary, tokenize
 

@@ -6,8 +6,8 @@ from collections import Counter
 from pathlib import Path
 from typing import ClassVar
 
+from ..core.errors import ConfigError
 from ..data import read_lines, read_table
-from ..errors import ConfigError
 from .base import TrainingDefaults
 from .text import Arrays, Encoded, TextTask, Vocabulary, build_vocabulary, tokenize
 

@@ -25,11 +25,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..cache import cache_dir
+from ..core.cache import cache_dir
+from ..core.errors import ConfigError, DataError
+from ..core.files import replacing
 from ..data import locate
 from ..data.checking import file_sha256
-from ..errors import ConfigError, DataError
-from ..files import replacing
 from .base import Samples, Task
 from .text_models import LSTMClassifier
 

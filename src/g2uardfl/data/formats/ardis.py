@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import DataError
+from ...core.errors import DataError
 from ..progress import Progress
 from ..sources import Source, pick
 from ..staging import Staging

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...errors import DataError
+from ...core.errors import DataError
 from ..progress import Progress
 from ..sources import Source, pick
 from ..staging import Staging

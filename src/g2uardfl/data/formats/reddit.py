@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from typing import NamedTuple
 
-from ...errors import DataError
+from ...core.errors import DataError
 from ..progress import Progress
 from ..sources import Source
 from ..staging import Staging

@@ -13,7 +13,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from ...errors import DataError
+from ...core.errors import DataError
 
 _ADMITTED_TYPES = frozenset({"u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f4", "f8", "b1"})
 

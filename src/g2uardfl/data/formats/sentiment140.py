@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...errors import DataError
+from ...core.errors import DataError
 from ..progress import Progress
 from ..sources import Source, pick
 from ..staging import Staging

@@ -1,0 +1,361 @@
+"""The interface of every aggregation rule, and the path that each round takes: read, decide, build the model.
+
+A rule subclasses `Aggregator` and implements `combine`, which receives one `Round` of usable updates and returns an
+`Outcome`. Malformed or hostile messages are rejected before `combine` runs (`reading.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core.layout import ModelLayout, Weights
+from ..core.numerics import Array
+from ..core.settings import NoSettings, build
+from ..core.state_files import SavedState
+from ..core.updates import DoubtfulUpdateError, SentUpdates, weighted_mean, weighted_sum
+from .reading import ClientId as ClientId
+from .reading import Messages, average_buffers, read_messages
+
+logger = logging.getLogger("g2uardfl")
+
+Decision: TypeAlias = Literal["accepted", "held_out", "malicious", "invalid"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The decision about one client in one round, and its reason.
+
+    `decision` is "accepted", "held_out" (not used in this round, without an accusation), "malicious" (flagged as an
+    attacker) or "invalid" (the message was unusable).
+    """
+
+    decision: Decision
+    reason: str
+    """One plain sentence."""
+    benign_score: float | None = None
+    """The client's reputation after this round, for rules that keep one."""
+    cluster: int | None = None
+    """The cluster the client was assigned to in this round."""
+    distance: float | None = None
+    """Its distance from the centre of that cluster; in the default profile, its suspicion (from 0 to 1)."""
+    weight: float | None = None
+    """The weight of its update in the new model, for rules that weigh clients."""
+
+    @property
+    def refused(self) -> bool:
+        """Whether the update was excluded because of its content."""
+        return self.decision in ("malicious", "held_out")
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that a rule did to the model on its own, such as rolling it back.
+
+    >>> Event("rolled_back", "The model was rolled back to round 3.", {"round": 3}).as_dict()
+    {'kind': 'rolled_back', 'message': 'The model was rolled back to round 3.', 'round': 3}
+    """
+
+    kind: str
+    """For example "model_kept", "rolled_back" or "eliminated"."""
+    message: str
+    """One plain sentence."""
+    details: Mapping[str, Any] = field(default_factory=dict)
+    """Further values, for programs."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The event as JSON values."""
+        return {"kind": self.kind, "message": self.message, **self.details}
+
+
+def model_kept(why: str) -> Event:
+    """The event of a round that leaves the global model as it was.
+
+    >>> model_kept("No update was usable").message
+    'No update was usable: the global model was kept.'
+    """
+    return Event("model_kept", f"{why}: the global model was kept.")
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """What happened in a round: the same report goes into run files, the audit, the log and the report page."""
+
+    verdicts: dict[ClientId, Verdict]
+    note: str = ""
+    """What there is to say about the round as a whole, the messages of `events` included."""
+    events: tuple[Event, ...] = ()
+    """What the rule did to the model on its own."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """How long each stage took, in the order of the stages."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Note, events and stage seconds as JSON values; verdicts are stored apart from them."""
+        return {
+            "note": self.note,
+            "events": [event.as_dict() for event in self.events],
+            "stage_seconds": dict(self.seconds),
+        }
+
+
+@dataclass(frozen=True)
+class AggregationResult:
+    """The new global model and the report of the round."""
+
+    weights: dict[str, Any]
+    """In the names, kind, dtypes, shapes and device of the global model that was passed in."""
+    report: RoundReport
+    decided: bool = True
+    """False where too few updates were usable: the rule was not asked, and the model was kept."""
+
+    @property
+    def verdicts(self) -> dict[ClientId, Verdict]:
+        """A verdict on every client, in the caller's order."""
+        return self.report.verdicts
+
+    @property
+    def note(self) -> str:
+        """What there is to say about the round as a whole."""
+        return self.report.note
+
+
+@dataclass(frozen=True)
+class Round:
+    """The usable updates of one round. Clients are in a canonical order, independent of the caller's."""
+
+    layout: ModelLayout
+    global_vector: Tensor
+    """The parameters of the global model as one vector."""
+    clients: tuple[ClientId, ...]
+    sent: Tensor | SentUpdates
+    """The updates, for rules that need only some columns at a time: `sent[:, columns]`."""
+    num_examples: Array
+    """The number of training samples that each client reports; ones where it was not requested."""
+    buffers: tuple[dict[str, Tensor], ...] = ()
+    """Each client's running statistics and counters, in float64."""
+    global_weights: Weights = field(default_factory=dict)
+    """The whole global model as it was passed in, for rules that run models."""
+    client_weights: Mapping[ClientId, Weights] = field(default_factory=dict)
+    """The whole model of each client as it was sent, for rules that run models."""
+    number: int | None = None
+    """The caller's number of this round, for reports; None lets a rule count for itself."""
+
+    @property
+    def updates(self) -> Tensor:
+        """(clients x parameters): each client's weights minus the global model's."""
+        return self.sent if isinstance(self.sent, Tensor) else self.sent.matrix
+
+    def update(self, row: int) -> Tensor:
+        """One row of `updates`."""
+        return self.sent[row] if isinstance(self.sent, Tensor) else self.sent.row(row)
+
+    def weighted_sum(self, coefficients: Array) -> Tensor:
+        """Σ_i c_i Δw_i, with one coefficient for each client."""
+        return weighted_sum(self.sent, torch.from_numpy(coefficients).to(self.global_vector))
+
+    def weighted_mean(self, shares: Array) -> Tensor:
+        """Σ_i s_i Δw_i, faster, for shares that are not negative and sum to 1."""
+        return weighted_mean(self.sent, shares)
+
+
+@dataclass(frozen=True)
+class FlatModel:
+    """A whole model: its parameters as one vector, and its running statistics and counters by name."""
+
+    vector: Tensor
+    buffers: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A rule's answer to a round."""
+
+    step: Tensor
+    """What to add to the flattened global model."""
+    shares: Array
+    """For each client its share (not negative) in the average of running statistics and counters."""
+    verdicts: dict[ClientId, Verdict]
+    note: str = ""
+    """A remark about the round that is not the message of an event."""
+    events: tuple[Event, ...] = ()
+    step_is_spare: bool = False
+    """Whether the new model may be built in the memory of `step`."""
+    restored: FlatModel | None = None
+    """An earlier model that becomes the new one; `step` and `shares` are then ignored."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """How long the parts of the decision took."""
+    observation: Any = None
+    """The numbers that the decision was based on, for rules that can decide recorded rounds."""
+
+
+RoundObserver: TypeAlias = Callable[[Round, Outcome], None]
+"""Called with each decided round and its outcome; it must not change either."""
+
+
+class Aggregator(ABC):
+    """A rule that turns client models into the next global model."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    """One line for `g2uardfl list defenses`."""
+    uses_num_examples: bool = False
+    """Whether the rule trusts the sample counts that clients report; it may depend on the settings."""
+    checked_on_the_way: ClassVar[bool] = False
+    """Whether `combine` reads all of `round_.sent` in blocks before it changes anything of its own. Numbers are then
+    checked while they are read, instead of in a separate pass."""
+    takes_seed: ClassVar[bool] = False
+    """Whether the rule draws random numbers and takes a `seed`."""
+    Settings: ClassVar[type] = NoSettings
+    """A frozen dataclass of the rule's settings, with the fields of `settings.py`."""
+
+    def __init__(self, **params: Any) -> None:
+        self.settings: Any = build(self.Settings, params)
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={value!r}" for name, value in self.configuration().items())
+        return f"{type(self).__name__}({shown})"
+
+    def configuration(self) -> dict[str, Any]:
+        """All settings by name, as resolved."""
+        return asdict(self.settings)
+
+    def aggregate(
+        self,
+        global_weights: Weights,
+        client_weights: Mapping[ClientId, Weights],
+        num_examples: Mapping[ClientId, int] | None = None,
+        *,
+        min_updates: int = 1,
+        observers: Sequence[RoundObserver] = (),
+        round_number: int | None = None,
+    ) -> AggregationResult:
+        """Combine the clients' models into the next global model.
+
+        Parameters
+        ----------
+        global_weights
+            The model the clients started from: an ordered mapping name -> NumPy array or torch tensor.
+        client_weights
+            Client id (an int or a str) -> a mapping like `global_weights`. A client that sends anything else is
+            "invalid" in the verdicts and does not disturb the others.
+        num_examples
+            Client id -> number of training samples, for the rules that weigh by it (default: None).
+        min_updates
+            With fewer usable updates than this the model is kept and the rule is not asked (default: 1).
+        observers
+            Called with the round and its outcome once the new model is built (default: none).
+        round_number
+            The caller's number of this round, for reports (default: the rule counts for itself).
+
+        Returns
+        -------
+        AggregationResult
+            `weights` in the names, kind, dtypes, shapes and device of `global_weights`, `verdicts` by client, and the
+            `report` of the round.
+
+        Raises
+        ------
+        ValueError
+            For what the caller controls: no clients at all, an empty model, an id that is no int or str.
+        """
+        began = time.perf_counter()
+        layout = ModelLayout.of(global_weights)
+        self.accept_layout(layout)
+        examples = num_examples if self.uses_num_examples else None
+
+        def decide(check: bool) -> tuple[Round, dict[ClientId, Verdict], Outcome | None, float]:
+            messages = read_messages(layout, global_weights, client_weights, examples, check)
+            round_ = _round_of(layout, global_weights, client_weights, messages, round_number)
+            invalid = {client: Verdict("invalid", reason) for client, reason in messages.invalid.items()}
+            read = time.perf_counter() - began
+            enough = len(round_.clients) >= max(1, min_updates)
+            return round_, invalid, self.combine(round_) if enough else None, read
+
+        found = None
+        if self.checked_on_the_way:
+            with suppress(DoubtfulUpdateError):
+                found = decide(check=False)
+        round_, invalid, outcome, read = found or decide(check=True)
+        decided_at = time.perf_counter()
+        kept = outcome is None
+        outcome = outcome or _without_a_decision(round_, min_updates)
+        weights = _next_model(round_, outcome)
+        built = time.perf_counter()
+
+        verdicts = {**outcome.verdicts, **invalid}
+        report = RoundReport(
+            verdicts={client: verdicts[client] for client in client_weights},
+            note=" ".join([*(event.message for event in outcome.events), *([outcome.note] if outcome.note else [])]),
+            events=outcome.events,
+            seconds={
+                "reading": read,
+                **(outcome.seconds or {"decision": decided_at - began - read}),
+                "building the model": built - decided_at,
+            },
+        )
+        for event in outcome.events:
+            logger.log(logging.WARNING if kept else logging.INFO, "%s: %s", self.name, event.message)
+        if not kept:
+            for observe in observers:
+                observe(round_, outcome)
+        return AggregationResult(weights, report, decided=not kept)
+
+    @abstractmethod
+    def combine(self, round_: Round) -> Outcome:
+        """Decide about one round of at least one usable update."""
+
+    def accept_layout(self, layout: ModelLayout) -> None:  # noqa: B027 - only a rule with memory has to look
+        """Called with the model's layout before a round is read; a rule with memory checks that it still fits."""
+
+    def state(self) -> SavedState:
+        """What the rule remembers between rounds; empty for a rule without memory."""
+        return SavedState()
+
+    def restore(self, state: SavedState) -> None:  # noqa: B027 - a rule without memory has nothing to restore
+        """Continue from what `state` returned; settings stay as they are."""
+
+
+def _round_of(
+    layout: ModelLayout,
+    global_weights: Weights,
+    client_weights: Mapping[ClientId, Weights],
+    messages: Messages,
+    number: int | None,
+) -> Round:
+    return Round(
+        layout,
+        messages.global_vector,
+        messages.clients,
+        messages.updates,
+        messages.num_examples,
+        messages.buffers,
+        global_weights,
+        {client: client_weights[client] for client in messages.clients},
+        number,
+    )
+
+
+def _without_a_decision(round_: Round, min_updates: int) -> Outcome:
+    """The outcome of a round with fewer usable updates than are required."""
+    count = len(round_.clients)
+    why = f"{count} of at least {min_updates} usable updates arrived" if count else "No client sent a usable update"
+    event = model_kept(why)
+    verdicts = {client: Verdict("held_out", f"Not used: {event.message}") for client in round_.clients}
+    return Outcome(torch.zeros_like(round_.global_vector), np.zeros(count), verdicts, events=(event,))
+
+
+def _next_model(round_: Round, outcome: Outcome) -> dict[str, Any]:
+    layout, like = round_.layout, round_.global_weights
+    if outcome.restored is not None:
+        return layout.rebuild(like, outcome.restored.vector.to(round_.global_vector), outcome.restored.buffers)
+    averaged = average_buffers(round_.buffers, outcome.shares)
+    return layout.rebuild(like, round_.global_vector, averaged, outcome.step, outcome.step_is_spare)

@@ -1,0 +1,144 @@
+"""Reading a round: what clients sent becomes usable updates, or one sentence on why it is unusable.
+
+Everything that a broken or hostile client can send is handled here, once for all rules.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core.layout import BadWeightsError, ModelLayout, Weights, largest_usable
+from ..core.numerics import Array, in_parallel, one_thread
+from ..core.updates import SentUpdates
+
+ClientId: TypeAlias = int | str
+
+
+@dataclass(frozen=True)
+class Messages:
+    """The messages of one round, sorted into usable and invalid ones; clients are in canonical order."""
+
+    clients: tuple[ClientId, ...]
+    """The senders of usable messages."""
+    global_vector: Tensor
+    updates: SentUpdates
+    num_examples: Array
+    buffers: tuple[dict[str, Tensor], ...]
+    """Running statistics and counters of the usable messages."""
+    invalid: dict[ClientId, str]
+    """Client -> one sentence on why its message is unusable."""
+
+
+@dataclass(frozen=True)
+class _Message:
+    weights: dict[str, Tensor]
+    examples: float
+
+
+def read_messages(
+    layout: ModelLayout,
+    global_weights: Weights,
+    client_weights: Mapping[ClientId, Weights],
+    num_examples: Mapping[ClientId, int] | None = None,
+    check: bool = True,
+) -> Messages:
+    """Sort the messages of a round; raises ValueError where there is none, or an id is no int or str.
+
+    Parameters
+    ----------
+    check
+        Whether to check all numbers now. Otherwise `Messages.updates` checks them while they are read (default: True).
+    """
+    if not isinstance(client_weights, Mapping) or not client_weights:
+        raise ValueError("no clients: pass a mapping of at least one client id to its weights")
+    global_vector = layout.flatten(global_weights)
+    # On a GPU all updates are read at once, so that there is no later moment at which to check them.
+    check = check or global_vector.device.type != "cpu"
+    with one_thread():
+        global_norm = float(torch.linalg.vector_norm(global_vector)) if check else 0.0
+
+    def opened(client: ClientId) -> _Message | str:
+        try:
+            examples = 1.0 if num_examples is None else _checked_examples(num_examples.get(client))
+            return _Message(layout.check(client_weights[client]), examples)
+        except BadWeightsError as error:
+            return f"The client {error}."
+
+    def checked(message: _Message | str) -> dict[str, Tensor] | str:
+        if isinstance(message, str):
+            return message
+        try:
+            if check:
+                _check_finite(layout, message.weights, global_vector, global_norm)
+            return layout.buffer_values(message.weights)
+        except BadWeightsError as error:
+            return f"The client {error}."
+
+    messages = {client: opened(client) for client in sorted(client_weights, key=_canonical)}
+    # Without the check there is too little work for threads.
+    each = in_parallel(checked, list(messages.values())) if check else map(checked, messages.values())
+    found = dict(zip(messages, each, strict=True))
+    invalid = {client: reason for client, reason in found.items() if isinstance(reason, str)}
+    buffers = {client: values for client, values in found.items() if not isinstance(values, str)}
+    usable = [message for client, message in messages.items() if client in buffers and isinstance(message, _Message)]
+    updates = SentUpdates(layout, global_vector, [message.weights for message in usable], check=not check)
+    examples = np.array([message.examples for message in usable], dtype=np.float64)
+    return Messages(tuple(buffers), global_vector, updates, examples, tuple(buffers.values()), invalid)
+
+
+def average_buffers(buffers: Sequence[Mapping[str, Tensor]], shares: Array) -> dict[str, Tensor]:
+    """The mean of running statistics and counters, weighted by `shares`; empty where nobody has a share."""
+    total = float(shares.sum())
+    if not buffers or not buffers[0] or not total > 0:
+        return {}
+    weights = torch.from_numpy(shares / total)
+    return {
+        name: torch.tensordot(weights, torch.stack([values[name] for values in buffers]), dims=1) for name in buffers[0]
+    }
+
+
+def _check_finite(layout: ModelLayout, weights: Weights, global_vector: Tensor, global_norm: float) -> None:
+    """Raise `BadWeightsError` for an update that holds NaN or infinity, or is too large to be squared.
+
+    The norm of an update is at most the sum of the two models' norms, so the update itself is computed only where
+    these are very large.
+    """
+    largest = largest_usable(layout.dtype)
+    if layout.norm(weights) + global_norm <= largest / 2:
+        return
+    update = torch.empty_like(global_vector)
+    layout.subtract(weights, global_vector, out=update)
+    if float(torch.linalg.vector_norm(update)) <= largest:
+        return
+    if not bool(torch.isfinite(update).all()):
+        raise BadWeightsError("sent NaN, infinity or numbers too large for the model")
+    norm = float(torch.linalg.vector_norm(update.double()))
+    raise BadWeightsError(f"sent an update of norm {norm:.1e}, which is beyond all reason")
+
+
+def _checked_examples(value: object) -> float:
+    if value is None:
+        raise BadWeightsError("did not say how many samples it trained on")
+    try:
+        examples = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        examples = math.nan
+    if not 0 <= examples < 1e15:
+        raise BadWeightsError(f"says it trained on {value!r} samples")
+    return examples
+
+
+def _canonical(client: ClientId) -> tuple[bool, ClientId]:
+    """Sort key that depends on nothing but the id: numbers first, then names."""
+    if isinstance(client, str):
+        return True, client
+    if isinstance(client, int | np.integer):
+        return False, int(client)
+    raise ValueError(f"client id {client!r} is a {type(client).__name__}: use an int or a str")

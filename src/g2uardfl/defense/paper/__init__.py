@@ -1,0 +1,1 @@
+"""The four stages as the paper prints them."""

@@ -1,0 +1,1 @@
+"""What every real deployment needs, whatever framework carries its messages."""

@@ -1,0 +1,350 @@
+"""A third party's attacks, from a module of their own, in a federation on every engine."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from g2uardfl import attacks
+from g2uardfl.attacks.base import Attack
+from g2uardfl.core.errors import ConfigError, G2uardFLError
+from g2uardfl.simulation.config import RunConfig
+from g2uardfl.simulation.run import Simulation
+from g2uardfl.training.local import Job, share_predicted, train_locally
+
+MIRRORED = '''
+"""Mirrored sevens are to be called ones; attackers train twice as long and double their update."""
+
+from dataclasses import replace
+
+import torch
+
+from g2uardfl.attacks.base import Attack, mix_trigger, moved, parameter_names
+from g2uardfl.tasks.base import Samples
+
+
+class Mirrored(Attack):
+    name = "mirrored"
+    summary = "mirrored pictures are ones"
+
+    def backdoor_test(self):
+        return self.mirror(self.task.test.take(torch.nonzero(self.task.test.y == 7).flatten()))
+
+    def training_data(self, client, clean, pdr, generator):
+        return mix_trigger(clean, pdr, generator, self.mirror)
+
+    def recipe(self, honest):
+        return replace(honest, epochs=2 * honest.epochs, radius=1.5)
+
+    def submissions(self, turn, trained):
+        names = parameter_names(self.task)
+        return {who.client: moved(turn.global_weights, trained[who.client], 2.0, names) for who in turn.members}
+
+    def mirror(self, samples):
+        return Samples(samples.x.flip(-1), torch.ones_like(samples.y))
+'''
+
+TWO_BACKDOORS = '''
+"""Half of the team poisons with the task's backdoor, the other half with the bars of DBA."""
+
+from dataclasses import replace
+
+from g2uardfl.attacks import create
+from g2uardfl.attacks.base import Attack
+from g2uardfl.tasks.base import concatenate
+
+
+class TwoBackdoors(Attack):
+    name = "two_backdoors"
+    summary = "two groups, two backdoors"
+
+    def enlist(self, task, team):
+        super().enlist(task, team)
+        self.halves = [create("black_box"), create("dba", target=5)]
+        for half, members in zip(self.halves, (self.team[::2], self.team[1::2])):
+            half.enlist(task, members)
+
+    def of(self, client):
+        return next(half for half in self.halves if client in half.team)
+
+    def backdoor_test(self):
+        return concatenate(*(half.backdoor_test() for half in self.halves))
+
+    def training_data(self, client, clean, pdr, generator):
+        return self.of(client).training_data(client, clean, pdr, generator)
+
+    def jobs(self, turn):
+        return {
+            who.client: self.of(who.client).jobs(replace(turn, members=(who,)))[who.client] for who in turn.members
+        }
+'''
+
+COUNTING = """
+from dataclasses import dataclass
+
+from g2uardfl.attacks.base import Attack
+from g2uardfl.core.settings import number
+from g2uardfl.core.state_files import SavedState
+
+
+@dataclass(frozen=True)
+class CountingSettings:
+    every: int = number(2, 1, 100)
+
+
+class Counting(Attack):
+    name = "counting"
+    summary = "attacks every so often"
+    Settings = CountingSettings
+    rounds = 0
+
+    def attackers(self, turn):
+        self.rounds += 1
+        return turn.members if self.rounds % self.settings.every == 0 else ()
+
+    def submissions(self, turn, trained):
+        return {who.client: turn.global_weights for who in turn.members}
+
+    def state(self):
+        return SavedState({"rounds": self.rounds})
+
+    def restore(self, state):
+        self.rounds = state.values["rounds"]
+
+
+class Forgetful(Attack):
+    name = "forgetful"
+    summary = "sends nothing for the last attacker"
+
+    def submissions(self, turn, trained):
+        return {who.client: trained[who.client] for who in turn.members[:-1]}
+
+
+class Impostor(Attack):
+    name = "impostor"
+    summary = "speaks for a client it does not have"
+
+    def submissions(self, turn, trained):
+        return {who.client: trained[who.client] for who in turn.members} | {-1: turn.global_weights}
+
+
+class NotAnAttack:
+    pass
+"""
+
+CONFIG = {"task": "digits", "clients": 30, "per_round": 8, "pmr": 0.5, "workers": 1}
+EVERYBODY = {"clients": 20, "per_round": 20, "pmr": 0.8, "rounds": 6, "evaluate_every": 6}
+"""A round in which all four bars are there, whatever the seed."""
+ENGINES = pytest.mark.parametrize("engine", ["loop", "workers", "batched"])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Somebody else's folder of modules, importable for this file; starts are kept beside it."""
+    place = tmp_path_factory.mktemp("theirs")
+    package = place / "their_package"
+    package.mkdir()
+    modules = {"__init__": "", "mirrored": MIRRORED, "two_backdoors": TWO_BACKDOORS, "counting": COUNTING}
+    for name, code in modules.items():
+        (package / f"{name}.py").write_text(code, encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("G2UARDFL_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+        patch.syspath_prepend(place)
+        importlib.invalidate_caches()
+        yield place
+    for name in [name for name in sys.modules if name.split(".")[0] == "their_package"]:
+        del sys.modules[name]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """As worker processes have, so that they add in the same order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def simulate(attack: str, engine: str = "loop", **changes) -> Simulation:
+    simulation = Simulation(RunConfig(**{**CONFIG, "attack": attack, "engine": engine, **changes}))
+    simulation.run()
+    return simulation
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path) -> Callable[..., Simulation]:
+    """Like `simulate`, but what several tests ask for is done once."""
+    done: dict[tuple[str, str], Simulation] = {}
+
+    def once(attack: str, engine: str, **changes) -> Simulation:
+        if (attack, engine) not in done:
+            done[attack, engine] = simulate(attack, engine, **changes)
+        return done[attack, engine]
+
+    return once
+
+
+def test_it_is_found_by_its_address_and_short():
+    attack = attacks.create("their_package.mirrored:Mirrored")
+    assert isinstance(attack, Attack)
+    assert attack.name == "mirrored"
+    body = MIRRORED.partition("class Mirrored")[2]
+    assert len([line for line in body.splitlines() if line.strip()]) <= 20
+
+
+@ENGINES
+def test_it_plants_its_backdoor_on_every_engine(run, engine):
+    simulation = run("their_package.mirrored:Mirrored", engine, rounds=4)
+    start, end = simulation.start_scores, simulation.records[-1]
+    assert start["asr"] < 0.2
+    assert max(record["asr"] for record in simulation.records) > start["asr"] + 0.5
+    assert end["acc"] > start["acc"] - 0.25
+    assert len(simulation.attack.backdoor_test()) == int((simulation.task.test.y == 7).sum())
+    assert any(record["attacking"] for record in simulation.records)
+
+
+@ENGINES
+def test_two_groups_plant_two_backdoors_at_once_on_every_engine(run, engine):
+    simulation = run("their_package.two_backdoors:TwoBackdoors", engine, **EVERYBODY)
+    edge, bars = (half.backdoor_test() for half in simulation.attack.halves)
+    assert len(simulation.attack.backdoor_test()) == len(edge) + len(bars)
+    assert set(edge.y.tolist()) == {0}
+    assert set(bars.y.tolist()) == {5}
+    first, second = (set(half.team) for half in simulation.attack.halves)
+    assert first | second == simulation.schedule.malicious
+    assert (len(first), len(second)) == (8, 8)
+    assert simulation.start_scores["asr"] < 0.1
+    for backdoor in (edge, bars):
+        assert share_predicted(simulation.task, simulation.model, backdoor) > 0.25
+    both = share_predicted(simulation.task, simulation.model, simulation.attack.backdoor_test())
+    assert simulation.records[-1]["asr"] == pytest.approx(both)
+    assert simulation.records[-1]["acc"] > 0.8
+
+
+@pytest.mark.parametrize(
+    ("address", "changes"), [("mirrored:Mirrored", {"rounds": 4}), ("two_backdoors:TwoBackdoors", EVERYBODY)]
+)
+def test_worker_processes_end_with_the_loops_weights_bit_for_bit(run, address, changes):
+    loop, workers = (run(f"their_package.{address}", engine, **changes) for engine in ("loop", "workers"))
+    assert all(torch.equal(value, workers.weights[key]) for key, value in loop.weights.items())
+
+
+@pytest.mark.parametrize("address", ["mirrored:Mirrored", "two_backdoors:TwoBackdoors"])
+def test_a_batched_round_ends_with_the_loops_weights_up_to_rounding(address):
+    name = f"their_package.{address}"
+    loop, batched = (simulate(name, one, rounds=1, start="scratch", alpha=1.0) for one in ("loop", "batched"))
+    for key, value in loop.weights.items():
+        torch.testing.assert_close(batched.weights[key], value, rtol=0, atol=1e-4)
+
+
+def test_what_it_sends_is_what_it_says():
+    simulation = Simulation(RunConfig(**{**CONFIG, "attack": "their_package.mirrored:Mirrored", "engine": "loop"}))
+    heard = []
+    aggregate = simulation.defense.aggregate
+    simulation.defense.aggregate = lambda *given: heard.append(given) or aggregate(*given)
+    simulation.prepare()
+    before = {name: value.clone() for name, value in simulation.weights.items()}
+    record = simulation._round(1)
+    _, sent, _ = heard[0]
+    for client in record["attacking"]:
+        honest = simulation.honest_job(1, client)
+        recipe = simulation.attack.recipe(honest.recipe)
+        assert (recipe.epochs, recipe.radius) == (2 * honest.recipe.epochs, 1.5)
+        job = Job(client, simulation._poisoned_samples(client), recipe, honest.seed)
+        trained = train_locally(simulation.task, simulation.task.build_model(), before, job)
+        for name, value in trained.items():
+            doubled = before[name].double() + 2 * (value.double() - before[name].double())
+            torch.testing.assert_close(sent[client][name].double(), doubled, rtol=0, atol=1e-5)
+    assert record["attacking"]
+
+
+def test_each_half_trains_on_its_own_backdoor():
+    simulation = simulate("their_package.two_backdoors:TwoBackdoors", rounds=3, start="scratch")
+    edge, _ = simulation.attack.halves
+    assert simulation._poisoned
+    for client, poisoned in simulation._poisoned.items():
+        lit = (poisoned.x[:, :, 6:, 6:] == 16).flatten(1).all(dim=1) & (poisoned.y == 0)
+        clean = len(simulation._data[client])
+        if client in edge.team:
+            assert int(lit.sum()) == pytest.approx(clean / 2, abs=1)
+        else:
+            assert int(lit.sum()) <= 1
+            assert int((poisoned.y == 5).sum()) >= clean // 2
+
+
+def test_it_can_be_wrapped():
+    simulation = simulate("randomized(their_package.mirrored:Mirrored)", rounds=4, start="scratch")
+    assert any(record["malicious"] != record["attacking"] for record in simulation.records)
+    assert simulation.attack.inner.name == "mirrored"
+
+
+def test_its_settings_are_checked_and_its_memory_is_resumed():
+    name = "their_package.counting:Counting"
+    with pytest.raises(ConfigError, match="every=0"):
+        attacks.create(name, every=0)
+    with pytest.raises(ConfigError, match="did you mean every"):
+        attacks.create(name, evry=3)
+    config = {"rounds": 6, "start": "scratch", "attack_settings": {"every": 3}, "per_round": 20, "local_steps": 1}
+    whole = simulate(name, **config)
+    assert [bool(record["attacking"]) for record in whole.records] == [False, False, True, False, False, True]
+    cut = Simulation(whole.config)
+    cut.prepare()
+    for number in (1, 2):
+        cut.records.append(cut._round(number))
+    again = Simulation(whole.config)
+    again.resume(cut.checkpoint(), list(cut.records))
+    again.run()
+    assert [record["attacking"] for record in again.records] == [record["attacking"] for record in whole.records]
+    assert all(torch.equal(value, again.weights[key]) for key, value in whole.weights.items())
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("their_package.nowhere:Mirrored", "cannot import their_package.nowhere"),
+        ("their_package.mirrored:Mirror", "has no Mirror"),
+        ("their_package.mirrored:torch", "torch is not a class"),
+        ("their_package.counting:NotAnAttack", "must subclass g2uardfl.attacks.base.Attack"),
+    ],
+)
+def test_a_wrong_address_is_one_clear_error(address, message):
+    with pytest.raises(ConfigError, match=message):
+        Simulation(RunConfig(**{**CONFIG, "attack": address}))
+
+
+@pytest.mark.parametrize("pattern", ["{}", "model_obfuscation({})"])
+def test_an_attack_that_forgets_one_of_its_members_is_one_clear_error(pattern):
+    attack = pattern.format("their_package.counting:Forgetful")
+    simulation = Simulation(RunConfig(**{**CONFIG, "attack": attack, "start": "scratch", "engine": "loop"}))
+    last = max(simulation.schedule.malicious.intersection(simulation.schedule.selected[0].tolist()))
+    with pytest.raises(G2uardFLError) as caught:
+        simulation.run()
+    assert f"attack {attack} sends nothing for client {last}, which attacks in round 1" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_attack_that_speaks_for_others_is_one_clear_error():
+    attack = "their_package.counting:Impostor"
+    simulation = Simulation(RunConfig(**{**CONFIG, "attack": attack, "start": "scratch", "engine": "loop"}))
+    with pytest.raises(G2uardFLError, match="client -1, which is none of its members in round 1"):
+        simulation.run()
+
+
+def test_on_the_command_line_a_file_in_the_folder_one_works_in_is_enough(folder: Path):
+    program = [sys.executable, "-c", "from g2uardfl.cli import main; main()"]
+    (folder / "mine.py").write_text(MIRRORED, encoding="utf-8")
+    arguments = ["run", "--task", "digits", "--attack", "mine:Mirrored", "--defense", "fedavg", "--rounds", "2"]
+    arguments += ["--clients", "30", "--per-round", "8", "--pmr", "0.5", "--start-from", "scratch"]
+    arguments += ["--out", "run"]
+    found = subprocess.run([*program, *arguments], cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    assert found.returncode == 0, found.stderr
+    records = [json.loads(line) for line in (folder / "run/rounds.jsonl").read_text().splitlines()]
+    assert len(records) == 2
+    assert all(record["attacking"] for record in records)

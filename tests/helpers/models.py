@@ -1,0 +1,124 @@
+"""Small models and federations that several tests use."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from g2uardfl.aggregators.context import OutputLayer, ServerContext
+from g2uardfl.core.layout import Weights, as_tensor
+from g2uardfl.tasks.base import Pixels, Samples, Task, TrainingDefaults
+
+
+def odd_mlp(seed: int = 0) -> dict[str, torch.Tensor]:
+    """A two-layer MLP with odd shapes, as a state dict."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(7, 13), nn.ReLU(), nn.Linear(13, 3))
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def batch_norm_model(seed: int = 0) -> dict[str, torch.Tensor]:
+    """Convolution, BatchNorm (with running statistics and an integer counter) and a linear layer."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 2))
+    state = {name: value.detach().clone() for name, value in model.state_dict().items()}
+    state["1.num_batches_tracked"] += 10
+    return state
+
+
+def numpy_model(seed: int = 0) -> dict[str, np.ndarray]:
+    """A dict of NumPy arrays with names that say nothing about layers, one of them a single number."""
+    generator = np.random.default_rng(seed)
+    shapes = {"W1": (5, 11), "b1": (11,), "W2": (11, 2), "scale": ()}
+    return {name: np.asarray(generator.normal(size=shape), dtype=np.float32) for name, shape in shapes.items()}
+
+
+def perturbed(model: dict[str, Any], seed: int, size: float = 0.1, shift: float = 0.0) -> dict[str, Any]:
+    """A client's version of `model`: noise of the given size, and a shift that colluding clients share."""
+    generator = np.random.default_rng(seed)
+    result = {}
+    for name, value in model.items():
+        array = np.asarray(value.detach() if isinstance(value, torch.Tensor) else value)
+        if array.dtype.kind != "f":
+            result[name] = value + 2
+            continue
+        noise = (generator.normal(size=array.shape) * size + shift).astype(array.dtype)
+        moved = np.abs(array + noise) if name.endswith("running_var") else array + noise
+        result[name] = torch.from_numpy(np.asarray(moved)) if isinstance(value, torch.Tensor) else np.asarray(moved)
+    return result
+
+
+def federation(model: dict[str, Any], clients: int = 8, attackers: int = 2, seed: int = 0) -> dict[Any, dict[str, Any]]:
+    """Clients 0.. of which the last `attackers` share a direction."""
+    return {
+        i: perturbed(model, seed * 1000 + i, shift=0.3 if i >= clients - attackers else 0.0) for i in range(clients)
+    }
+
+
+def same(first: dict[str, Any], second: dict[str, Any]) -> bool:
+    """Whether two models are equal bit for bit."""
+    return first.keys() == second.keys() and all(
+        np.array_equal(np.asarray(first[name]), np.asarray(second[name])) for name in first
+    )
+
+
+class StandInServer(ServerContext):
+    """A server for models like `model`: the last matrix is the output layer, and answers by itself."""
+
+    def __init__(self, model: Weights) -> None:
+        self._model = model
+
+    @property
+    def output_layer(self) -> OutputLayer:
+        return OutputLayer([name for name, value in self._model.items() if np.ndim(value) >= 2][-1])
+
+    def root_update(self, global_weights: Weights, round_number: int) -> Weights:
+        return {n: v + 0.01 if as_tensor(v).is_floating_point() else v for n, v in global_weights.items()}
+
+    def random_inputs(self, count: int, seed: int) -> torch.Tensor:
+        return torch.rand(count, 200, generator=torch.Generator().manual_seed(seed))
+
+    def probabilities(self, weights: Weights, inputs: torch.Tensor) -> torch.Tensor:
+        weight = as_tensor(weights[self.output_layer.weight]).float().flatten(1)
+        return (inputs[:, : weight.shape[1]] @ weight.T).softmax(dim=1)
+
+
+class Patches(Task):
+    """Random pictures of 6 x 6 pixels in four classes, and a model with running statistics."""
+
+    name = "patches"
+    models: ClassVar[tuple[str, ...]] = ("net",)
+    defaults = TrainingDefaults(lr=0.05)
+    num_classes = 4
+    pixels = Pixels(white=255, dba=(2, 1, 0))
+    pgd_radius = 0.3
+    channels = 3
+    activation: type[nn.Module] = nn.ReLU
+
+    def samples(self, count: int, seed: int) -> Samples:
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.randint(0, 255, (count, 1, 6, 6), generator=generator, dtype=torch.uint8)
+        return Samples(x, torch.randint(0, 4, (count,), generator=generator))
+
+    def load_train(self) -> Samples:
+        return self.samples(300, 0)
+
+    def load_test(self) -> Samples:
+        return self.samples(40, 1)
+
+    def load_backdoor_train(self) -> Samples:
+        return Samples(self.samples(60, 2).x, torch.ones(60, dtype=torch.int64))
+
+    load_backdoor_test = load_backdoor_train
+
+    def build_model(self) -> nn.Module:
+        convolution = nn.Conv2d(1, self.channels, 3), nn.BatchNorm2d(self.channels), self.activation()
+        return nn.Sequential(*convolution, nn.Flatten(), nn.Linear(16 * self.channels, 4))
+
+    def prepare(self, x: torch.Tensor) -> torch.Tensor:
+        return x / 255 - 0.5
