@@ -29,7 +29,8 @@ from sklearn.cluster import KMeans, SpectralClustering
 from sklearn.metrics import adjusted_rand_score
 
 from g2uardfl import G2uardFL
-from g2uardfl.core.numerics import Array, InnerProducts, cosine, one_thread, z_scores
+from g2uardfl.core.numerics import Array, InnerProducts, cosine, z_scores
+from g2uardfl.core.threads import one_thread
 from g2uardfl.defense.observation import Observation
 from g2uardfl.defense.paper.attributes import normalised_attributes
 from g2uardfl.defense.paper.clustering import GraphAutoEncoder, _glorot, normalised_adjacency

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from g2uardfl.aggregators.base import _average_buffers
+from g2uardfl.aggregators.reading import average_buffers
 from g2uardfl.core.layout import BadWeightsError, ModelLayout, as_tensor, largest_usable
 
 F32 = np.float32
@@ -205,12 +205,12 @@ def test_buffers_that_nobody_averaged_are_kept():
 def test_buffers_are_averaged_by_share(shares):
     values = [{"m": torch.tensor([float(k), -float(k)]).double()} for k in range(len(shares))]
     expected = sum(k * share for k, share in enumerate(shares)) / sum(shares)
-    averaged = _average_buffers(values, np.array(shares))["m"].tolist()
+    averaged = average_buffers(values, np.array(shares))["m"].tolist()
     assert averaged == pytest.approx([expected, -expected], abs=1e-9)
 
 
 def test_buffers_are_not_averaged_where_no_client_has_a_share():
-    assert _average_buffers([{"m": torch.ones(1)}], np.zeros(1)) == {}
+    assert average_buffers([{"m": torch.ones(1)}], np.zeros(1)) == {}
 
 
 MODEL = {

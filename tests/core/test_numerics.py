@@ -11,7 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from g2uardfl.core.numerics import cosine, for_each, inner_products, one_thread, row_quantiles, z_scores
+from g2uardfl.core.numerics import cosine, inner_products, row_quantiles, z_scores
+from g2uardfl.core.threads import for_each, one_thread
 from helpers import reference
 
 QUANTILES = (0.5, 0.05, 0.95)
@@ -287,7 +288,7 @@ def test_work_inside_work_ends_however_many_threads_are_asked_for():
 def test_a_forked_process_has_threads_of_its_own():
     program = """
 import os, torch
-from g2uardfl.core.numerics import for_each
+from g2uardfl.core.threads import for_each
 torch.set_num_threads(3)
 done = []
 for_each(done.append, range(100))

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.numerics import Array, for_each, in_parallel
+from ..core.numerics import Array
+from ..core.threads import for_each, in_parallel
 from ..core.updates import SentUpdates, borrowed
 
 _CHUNK = 1 << 22

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from ..core.errors import ConfigError
 from ..core.layout import BadWeightsError, largest_usable
-from ..core.numerics import Array, cosine, in_parallel
+from ..core.numerics import Array, cosine
+from ..core.threads import in_parallel
 from .base import ClientId, Outcome, Round, Verdict
 from .context import NeedsServer
 

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from ..core.layout import BadWeightsError, ModelLayout, Weights, largest_usable
-from ..core.numerics import Array, in_parallel, one_thread
+from ..core.numerics import Array
+from ..core.threads import in_parallel, one_thread
 from ..core.updates import SentUpdates
 
 ClientId: TypeAlias = int | str

@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .numerics import empty, one_thread
+from .numerics import empty
+from .threads import one_thread
 
 Weights = Mapping[str, Any]
 """An ordered mapping name -> NumPy array or torch tensor."""

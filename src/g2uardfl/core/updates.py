@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from .layout import ModelLayout, Weights, as_tensor, largest_usable
-from .numerics import empty, for_each, in_parallel, one_thread
+from .numerics import empty
+from .threads import for_each, in_parallel, one_thread
 
 _BLOCK = 1 << 19
 """How many numbers of the matrix a core handles at a time, so that they stay close to it."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..aggregators.context import OutputLayer, ServerContext
 from ..core.errors import ConfigError
 from ..core.layout import Weights, as_tensor
-from ..core.numerics import in_parallel
+from ..core.threads import in_parallel
 from ..tasks.base import Samples, Task
 from ..training.dropout import with_keyed_dropout
 from ..training.local import Job, Recipe, train_locally

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from ...aggregators.base import ClientId
 from ...core.layout import Layer
-from ...core.numerics import Array, in_parallel
+from ...core.numerics import Array
+from ...core.threads import in_parallel
 from ...core.updates import SentUpdates, each_row
 
 Sketches = npt.NDArray[np.float32]

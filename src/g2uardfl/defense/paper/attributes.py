@@ -21,7 +21,8 @@ from torch import Tensor
 
 from ...aggregators.base import ClientId, Round
 from ...core.layout import Layer
-from ...core.numerics import Array, InnerProducts, cosine, in_parallel, row_quantiles, z_scores
+from ...core.numerics import Array, InnerProducts, cosine, row_quantiles, z_scores
+from ...core.threads import in_parallel
 
 MEASURES = (
     "norm",

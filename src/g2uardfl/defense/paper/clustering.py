@@ -15,7 +15,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ...core.numerics import Array, one_thread
+from ...core.numerics import Array
+from ...core.threads import one_thread
 
 Labels = npt.NDArray[np.int64]
 
