@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from . import aggregators, attacks, tasks
     from .aggregators.base import AggregationResult, Aggregator, Verdict
     from .core.errors import ConfigError, DataError, G2uardFLError, StateError
-    from .defense.config import GuardConfig
-    from .defense.guard import G2uardFL
+    from .defense.g2uardfl import G2uardFL
 
 __all__ = [
     "AggregationResult",
@@ -27,7 +26,6 @@ __all__ = [
     "DataError",
     "G2uardFL",
     "G2uardFLError",
-    "GuardConfig",
     "StateError",
     "Verdict",
     "__version__",
@@ -41,9 +39,8 @@ _HOMES = {
     "Aggregator": ".aggregators.base",
     "ConfigError": ".core.errors",
     "DataError": ".core.errors",
-    "G2uardFL": ".defense.guard",
+    "G2uardFL": ".defense.g2uardfl",
     "G2uardFLError": ".core.errors",
-    "GuardConfig": ".defense.config",
     "StateError": ".core.errors",
     "Verdict": ".aggregators.base",
 }

@@ -1,18 +1,40 @@
-"""Every way to combine client models, ours and the baselines, behind one interface."""
+"""All aggregation rules, defences and baselines, by name; and what a rule of your own needs.
+
+>>> from g2uardfl.aggregators import Aggregator, create
+>>> isinstance(create("krum", malicious_clients=1), Aggregator)
+True
+"""
 
 from __future__ import annotations
 
-from typing import Any, cast
+import importlib
+from typing import TYPE_CHECKING, Any, cast
 
+from ..core.constructors import refuse_unknown_names
 from ..core.registry import Registry
-from .base import Aggregator
+
+if TYPE_CHECKING:
+    from .base import AggregationResult, Aggregator, Event, Outcome, Round, RoundReport, Verdict
+
+__all__ = [
+    "AggregationResult",
+    "Aggregator",
+    "Event",
+    "Outcome",
+    "Round",
+    "RoundReport",
+    "Verdict",
+    "create",
+    "find",
+    "names",
+]
 
 _registry = Registry(
     "defense",
     "g2uardfl.aggregators.base:Aggregator",
     {
         "fedavg": "g2uardfl.aggregators.fedavg:FedAvg",
-        "g2uardfl": "g2uardfl.defense.guard:G2uardFL",
+        "g2uardfl": "g2uardfl.defense.g2uardfl:G2uardFL",
         "krum": "g2uardfl.aggregators.krum:Krum",
         "multi_krum": "g2uardfl.aggregators.multi_krum:MultiKrum",
         "rfa": "g2uardfl.aggregators.rfa:RFA",
@@ -41,9 +63,22 @@ def find(name: str) -> type[Aggregator]:
 
 
 def create(name: str, **params: Any) -> Aggregator:
-    """Make an aggregator ready for its first round.
+    """Make an aggregator that is ready for its first round.
 
-    >>> create("fedavg").name
-    'fedavg'
+    >>> create("krum", malicious_clients=1)
+    Krum(malicious_clients=1)
     """
-    return find(name)(**params)
+    kind = find(name)
+    refuse_unknown_names(kind, params)
+    return kind(**params)
+
+
+def __getattr__(name: str) -> Any:
+    """Import the interface of rules when it is first used, so that `names` does not import torch."""
+    if name in __all__:
+        return getattr(importlib.import_module(".base", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

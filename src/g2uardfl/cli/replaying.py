@@ -1,4 +1,4 @@
-"""`g2uardfl replay`: recorded rounds, decided again."""
+"""`g2uardfl replay`: decide recorded rounds again."""
 
 from __future__ import annotations
 
@@ -30,9 +30,11 @@ def replay(
         typer.Option("--set", help="A setting of the defence, e.g. profile=paper.", metavar="KEY=VALUE"),
     ] = None,
 ) -> None:
-    """Decide recorded rounds again, with other settings, without training anything.
+    """Decide recorded rounds again, without training anything.
 
-    Example: g2uardfl replay runs/*/record.npz --set least_evidence=15
+    A guard takes the settings of the recorded run where it had the same profile, and --set on top of them.
+
+    Example: g2uardfl replay runs/*/record.npz --set min_evidence=20
     """
     from rich.console import Console
 
@@ -40,16 +42,18 @@ def replay(
     from ..defense.recording import Record
     from ..simulation.config import with_assignments
     from ..simulation.replay import replay as decide
+    from ..simulation.replay import with_recorded_settings
     from .progress import bar
 
-    settings = with_assignments({}, [f"defense.{one.removeprefix('defense.')}" for one in assignments or []])
+    assigned = with_assignments({}, [f"defense.{one.removeprefix('defense.')}" for one in assignments or []])
+    settings = assigned.get("defense_settings", {})
     rows: dict[str, list[str]] = {}
     loaded = [Record.load(path) for path in records]
     console = Console()
     with bar(console) as progress:
         task = progress.add_task("rounds", total=sum(len(record.rounds) for record in loaded), note="")
         for path, record in zip(records, loaded, strict=True):
-            rule = aggregators.create(defense, **settings.get("defense_settings", {}))
+            rule = aggregators.create(defense, **with_recorded_settings(record, settings))
             result = decide(record, rule, lambda: progress.advance(task))
             found = result.detection
             detected = [found.precision, found.recall, found.f1, found.benign_flagged] if found else [math.nan] * 4

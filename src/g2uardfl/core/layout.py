@@ -208,7 +208,8 @@ class ModelLayout:
             if entry.kind == "parameter":
                 value = _fit(moved[entry.columns], entry.dtype).reshape(entry.shape)
             elif entry.name in buffers:
-                value = _fit(buffers[entry.name].clone(), entry.dtype)
+                value = buffers[entry.name].clone()
+                value = value if value.dtype == entry.dtype else _fit(value, entry.dtype)
             else:
                 value = as_tensor(original).clone()
             if isinstance(original, Tensor):

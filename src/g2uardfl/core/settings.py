@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from .errors import ConfigError
@@ -48,16 +48,24 @@ def build(kind: type[Settings], values: Mapping[str, Any], also: tuple[str, ...]
     known = {item.name: item for item in dataclasses.fields(kind)}  # type: ignore[arg-type]
     for name in values:
         if name not in known:
-            import difflib
-
-            names = [*also, *known]
-            close = difflib.get_close_matches(name, names, 3)
-            known_ones = f"known are {', '.join(names)}" if names else "there are none"
-            hint = f"did you mean {' or '.join(close)}?" if close else known_ones
-            raise ConfigError(f"unknown setting {name!r}: {hint}")
+            raise unknown_setting(name, [*also, *known])
     settings = kind(**{name: _whole(known[name], value) for name, value in values.items()})
     check(settings)
     return settings
+
+
+def unknown_setting(name: str, known: Sequence[str]) -> ConfigError:
+    """The error for a setting that does not exist, with the nearest of the `known` ones.
+
+    >>> str(unknown_setting("sed", ["seed", "window"]))
+    "unknown setting 'sed': did you mean seed?"
+    """
+    import difflib
+
+    close = difflib.get_close_matches(name, known, 3)
+    known_ones = f"known are {', '.join(known)}" if known else "there are none"
+    hint = f"did you mean {' or '.join(close)}?" if close else known_ones
+    return ConfigError(f"unknown setting {name!r}: {hint}")
 
 
 def _whole(item: dataclasses.Field[Any], value: Any) -> Any:

@@ -30,6 +30,23 @@ class SavedState:
     values: Mapping[str, Any] = field(default_factory=dict)
     arrays: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
 
+    @staticmethod
+    def joined(parts: Mapping[str, SavedState], values: Mapping[str, Any] | None = None) -> SavedState:
+        """One state from the named states of several parts, and further `values`.
+
+        >>> SavedState.joined({"a": SavedState({"x": 1})}, {"y": 2}).values
+        {'y': 2, 'a': {'x': 1}}
+        """
+        together = {**(values or {}), **{name: part.values for name, part in parts.items()}}
+        arrays = {f"{name}.{key}": array for name, part in parts.items() for key, array in part.arrays.items()}
+        return SavedState(together, arrays)
+
+    def part(self, name: str) -> SavedState:
+        """The part `name` of a joined state; KeyError where there is none."""
+        start = f"{name}."
+        arrays = {key[len(start) :]: array for key, array in self.arrays.items() if key.startswith(start)}
+        return SavedState(self.values[name], arrays)
+
 
 def write_state(path: str | os.PathLike[str], kind: str, state: SavedState) -> None:
     """Write `state` beside `path` and rename it into place, so that a crash leaves the old file or the new one."""

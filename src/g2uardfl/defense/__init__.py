@@ -1,5 +1,4 @@
-"""The G²uardFL defence, one idea a file; `guard` strings them together and owns the state.
+"""The G²uardFL defence: `guard` runs the four stages of a round (`stages`), and a profile chooses them (`profiles`).
 
-The paper's profile flows through `attributes`, `relations`, `graph`, `clustering`, `scoring`, `clipping` and
-`elimination`, in this order; the default profile through `agreement`, `communities` and `examination`.
+`paper` and `agreement` each hold the four stages: the paper's as printed, and the default profile's.
 """

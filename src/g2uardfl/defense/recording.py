@@ -1,13 +1,14 @@
-"""Record once, replay in seconds: the rounds of a federation in numbers, kept in one small file.
+"""Recorded rounds: what the stages of a guard saw, in one file, to be decided again without training.
 
-`Recording` wraps any rule and notes what it was given; a `Record` is read back and decided again by another rule or
-with other settings. What is true (who attacked) is added where it is known, in a simulation.
+A `RoundRecorder` is passed to `Aggregator.aggregate` as an observer. It keeps the very observation that a guard decided
+on; replaying it with a guard of the same settings gives the same verdicts. For other rules and other profiles it
+measures the round itself. The truth (who attacked) is added where it is known, in a simulation.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,16 +16,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..aggregators.base import AggregationResult, Aggregator, ClientId, Outcome, Round
+from ..aggregators.base import Outcome, Round
 from ..core.errors import StateError
-from ..core.layout import ModelLayout, Weights
-from ..core.numerics import InnerProducts
 from ..core.state_files import SavedState, read_state, write_state
 from .observation import Observation, Observer
+from .profiles import find, names
 
 _KIND = "record"
-_LARGEST = float(np.finfo(np.float32).max)
-_ARRAYS = ("attributes", "centred", "along_step", "step_squared", "shapes", "directions", "gg", "gu", "uu")
 
 
 @dataclass
@@ -32,30 +30,35 @@ class Record:
     """Observations of consecutive rounds and, where known, which of their clients attacked."""
 
     rounds: list[Observation] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+    """The number of each round, as its caller counts."""
     attacking: list[npt.NDArray[np.bool_]] = field(default_factory=list)
     """For each round and client; empty where the truth is not known."""
     notes: dict[str, Any] = field(default_factory=dict)
     """Where the record comes from."""
 
-    def tell(self, attackers: Mapping[int, Collection[Any]]) -> None:
-        """Add the truth: round number, from 1, -> the clients that attacked in it."""
+    def add_truth(self, attackers: Mapping[int, Collection[Any]]) -> None:
+        """Add who attacked: round number -> the clients that attacked in it."""
         self.attacking = [
-            np.array([client in attackers[number] for client in observation.clients])
-            for number, observation in enumerate(self.rounds, start=1)
+            np.array([client in attackers[number] for client in observation.clients], dtype=bool)
+            for number, observation in zip(self.numbers, self.rounds, strict=True)
         ]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write one file; measured numbers in single precision, directions in half."""
-        arrays: dict[str, npt.NDArray[Any]] = {}
-        for number, observation in enumerate(self.rounds):
-            for name in _ARRAYS:
-                source = observation.products if name in ("gg", "gu", "uu") else observation
-                values = getattr(source, name)
-                kind = np.float16 if name == "directions" else np.float32
-                arrays[f"{number}.{name}"] = np.clip(values, -_LARGEST, _LARGEST).astype(kind)
+        """Write one file that holds every number exactly."""
+        arrays = {
+            f"{number}.{name}": array
+            for number, observation in enumerate(self.rounds)
+            for name, array in observation.measured.items()
+        }
         document = {
-            "clients": [list(observation.clients) for observation in self.rounds],
+            "clients": [
+                [int(client) if isinstance(client, np.integer) else client for client in observation.clients]
+                for observation in self.rounds
+            ],
             "layers": list(self.rounds[0].layers) if self.rounds else [],
+            "numbers": self.numbers,
+            "measured": [sorted(observation.measured) for observation in self.rounds],
             "attacking": [[bool(one) for one in truth] for truth in self.attacking],
             "notes": self.notes,
         }
@@ -67,59 +70,54 @@ class Record:
         state = read_state(path, _KIND)
         values = state.values
         try:
-            rounds = []
-            for number, clients in enumerate(values["clients"]):
-                found = {name: state.arrays[f"{number}.{name}"].astype(np.float64) for name in _ARRAYS}
-                products = InnerProducts(found.pop("gg"), found.pop("gu"), found.pop("uu"))
-                sketches = found.pop("directions").astype(np.float32)
-                rounds.append(
-                    Observation(
-                        tuple(clients), tuple(values["layers"]), products=products, directions=sketches, **found
-                    )
+            rounds = [
+                Observation(
+                    tuple(clients),
+                    tuple(values["layers"]),
+                    {name: state.arrays[f"{number}.{name}"] for name in measured},
                 )
+                for number, (clients, measured) in enumerate(zip(values["clients"], values["measured"], strict=True))
+            ]
             truth = [np.array(one, dtype=bool) for one in values["attacking"]]
-            return Record(rounds, truth, dict(values["notes"]))
-        except (KeyError, TypeError) as error:
+            return Record(rounds, list(values["numbers"]), truth, dict(values["notes"]))
+        except (KeyError, TypeError, ValueError) as error:
             raise StateError(f"{os.fspath(path)} is an incomplete record ({error}): record it anew") from error
 
 
-class Recording(Aggregator):
-    """Any rule, with its rounds written down; what it decides does not change."""
+class RoundRecorder:
+    """Keeps the observation of every round it is called with.
 
-    name = "recording"
-    summary = "notes what another rule sees"
+    Parameters
+    ----------
+    profiles
+        The profiles whose guards can decide the record. What the recorded rule did not measure for them is measured
+        here, with their default settings (default: all built-in ones).
+    seed
+        Determines the sketches of what is measured here (default: 0).
+    """
 
-    def __init__(self, inner: Aggregator, seed: int = 0) -> None:
-        super().__init__()
-        self.inner = inner
+    def __init__(self, profiles: Sequence[str] | None = None, seed: int = 0) -> None:
         self.record = Record()
-        self._observer = Observer(seed)
-        self._combine = inner.combine
-        inner.combine = self.combine  # type: ignore[method-assign]
+        kinds = [find(name).observer for name in (names() if profiles is None else profiles)]
+        self._observers: list[Observer] = [kind(kind.Settings(), seed) for kind in kinds]
 
-    def aggregate(
-        self,
-        global_weights: Weights,
-        client_weights: Mapping[ClientId, Weights],
-        num_examples: Mapping[ClientId, int] | None = None,
-    ) -> AggregationResult:
-        """As inside: sample counts and the server's own data included."""
-        return self.inner.aggregate(global_weights, client_weights, num_examples)
+    def __call__(self, round_: Round, outcome: Outcome) -> None:
+        """Keep one round."""
+        layers = tuple(layer.name for layer in round_.layout.layers)
+        own = (
+            outcome.observation if isinstance(outcome.observation, Observation) else Observation(round_.clients, layers)
+        )
+        measured = dict(own.measured)
+        # A copy: making the matrix of updates here must not change in which order anybody else sums it.
+        seen = replace(round_, sent=copy(round_.sent))
+        for observer in self._observers:
+            if not measured.keys() >= observer.client_axes.keys():
+                measured |= observer.measure(seen)
+        self.record.rounds.append(replace(own, measured=measured))
+        self.record.numbers.append(len(self.record.rounds) if round_.number is None else round_.number)
 
-    def combine(self, round_: Round) -> Outcome:
-        """As inside."""
-        # A copy: were the matrix of updates made here, the rule would sum it in another order, and round differently.
-        self.record.rounds.append(self._observer.observe(replace(round_, sent=copy(round_.sent))))
-        return self._combine(round_)
 
-    def accept_layout(self, layout: ModelLayout) -> None:
-        """As inside."""
-        self.inner.accept_layout(layout)
-
-    def state(self) -> SavedState:
-        """As inside."""
-        return self.inner.state()
-
-    def restore(self, state: SavedState) -> None:
-        """As inside."""
-        self.inner.restore(state)
+def without(observation: Observation, excluded: npt.NDArray[np.bool_]) -> Observation:
+    """The same round without some of its clients, for replays in which nobody attacks."""
+    axes = {name: axes for profile in names() for name, axes in find(profile).observer.client_axes.items()}
+    return observation.only(np.flatnonzero(~excluded), axes)

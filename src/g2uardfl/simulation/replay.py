@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from sklearn.metrics import adjusted_rand_score
@@ -29,6 +30,13 @@ class Replay:
     attacker_accepted: float
     """The share of rounds in which an attacker was accepted."""
     seconds: float
+
+
+def with_recorded_settings(record: Record, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of the recorded guard with `settings` on top; `settings` alone for another profile or rule."""
+    recorded = record.notes.get("defense") or {}
+    profile = settings.get("profile", recorded.get("profile", "default"))
+    return {**recorded, **settings} if recorded.get("profile") == profile else dict(settings)
 
 
 def replay(record: Record, defense: Aggregator, on_round: Callable[[], None] = lambda: None) -> Replay:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .. import aggregators, attacks, tasks
-from ..aggregators.base import ClientId, Verdict
+from ..aggregators.base import Aggregator, ClientId, RoundObserver, Verdict
 from ..aggregators.context import NeedsServer
 from ..attacks.base import Member, Turn
 from ..core.errors import ConfigError, G2uardFLError
@@ -52,15 +52,23 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Simulation:
-    """A federation on one machine, from a `RunConfig` to a summary."""
+    """A federation on one machine, from a `RunConfig` to a summary.
 
-    def __init__(self, config: RunConfig) -> None:
+    Parameters
+    ----------
+    config
+        Everything that determines the result.
+    defense
+        A rule to use in place of the one that `config` names (default: None).
+    """
+
+    def __init__(self, config: RunConfig, defense: Aggregator | None = None) -> None:
         self.task = tasks.create(
             config.task, data_dir=config.data_dir or None, model=config.model or None, **config.task_settings
         )
         self.config = config = config.resolved(self.task.defaults)
         self.attack = attacks.create(config.attack, **config.attack_settings)
-        self.defense = aggregators.create(config.defense, **_defense_settings(config))
+        self.defense = defense or aggregators.create(config.defense, **_defense_settings(config))
         self.average = aggregators.create("fedavg")
         try:
             self.device = torch.device(config.device)
@@ -75,6 +83,8 @@ class Simulation:
         self.weights: dict[str, Tensor] = {}
         self.start_scores: dict[str, float] = {}
         self.records: list[Record] = []
+        self.observers: list[RoundObserver] = []
+        """Called with every round that the defence decides, and its outcome."""
         self.attacking: list[int] = []
         """The clients that attack in the round under way."""
         self.stop_asked = False
@@ -187,8 +197,14 @@ class Simulation:
         with self._timed("train", seconds):
             sent = self._train(turn, selected)
         with self._timed("defend", seconds):
-            rule = self.defense if round_number >= self.config.defend_from else self.average
-            result = rule.aggregate(self.weights, sent, {client: self._data.count(client) for client in selected})
+            defended = round_number >= self.config.defend_from
+            result = (self.defense if defended else self.average).aggregate(
+                self.weights,
+                sent,
+                {client: self._data.count(client) for client in selected},
+                observers=self.observers if defended else (),
+                round_number=round_number,
+            )
             self.weights = result.weights
         with self._timed("evaluate", seconds):
             acc, asr = self._evaluate() if self._evaluated(round_number) else (None, None)
@@ -201,6 +217,7 @@ class Simulation:
             "attacking": attacking,
             "verdicts": {str(client): _as_json(verdict) for client, verdict in result.verdicts.items()},
             "seconds": seconds,
+            **result.report.as_dict(),
         }
 
     @contextmanager

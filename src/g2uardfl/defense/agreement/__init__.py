@@ -1,1 +1,25 @@
-"""The four stages of the default profile."""
+"""The default profile: attackers are detected by how similar their updates are, over the rounds of a window.
+
+The four stages are `construction`, `clustering`, `filtering` and `elimination`; the other files hold what they are
+made of.
+"""
+
+from __future__ import annotations
+
+from ..profiles import Profile
+from .clustering import CommunityClustering
+from .construction import SimilarityConstruction
+from .elimination import RollbackAndElimination
+from .filtering import ReputationFiltering
+from .observation import SketchObserver
+
+
+class Default(Profile):
+    """What protects best on measurement."""
+
+    summary = "similarity graph of the last rounds, communities beyond chance, reputations, rollback"
+    observer = SketchObserver
+    construction = SimilarityConstruction
+    clustering = CommunityClustering
+    filtering = ReputationFiltering
+    elimination = RollbackAndElimination

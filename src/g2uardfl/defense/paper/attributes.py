@@ -1,4 +1,4 @@
-"""Client attributes: what a client's weights look like, in a few numbers (Graph Construction, first half).
+"""Client attributes: statistics of a client's weights and updates (Graph Construction, first half).
 
 Nine measures of one vector (Table "Measures of statistical characteristics", without the cosine) and the cosine of
 two give 19 model-wise features and 29 features for each layer:
@@ -13,13 +13,12 @@ the global model, G^r - G^{r-1}, stands in.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ...aggregators.base import ClientId, Round
 from ...core.layout import Layer
 from ...core.numerics import Array, InnerProducts, cosine, row_quantiles, z_scores
 from ...core.threads import in_parallel
@@ -50,34 +49,6 @@ def measures(rows: Tensor) -> Array:
     5.0
     """
     return _arrange(_moments(rows), row_quantiles(rows, _QUANTILES))
-
-
-@dataclass
-class LastRound:
-    """The round before, which a round's attributes are compared with."""
-
-    global_vector: Tensor | None = None
-    updates: Tensor | None = None
-    rows: dict[ClientId, int] = field(default_factory=dict)
-    """Client -> its row in `updates`."""
-
-    def step(self, round_: Round) -> Tensor:
-        """The last step of the global model, 0 in the first round."""
-        now = round_.global_vector
-        return torch.zeros_like(now) if self.global_vector is None else now - self.global_vector.to(now.device)
-
-    def updates_of(self, round_: Round) -> list[Tensor]:
-        """Each client's update of the round before, or the last global step where it was absent."""
-        step = self.step(round_)
-        if self.updates is None:
-            return [step] * len(round_.clients)
-        last = self.updates.to(step.device)
-        return [last[self.rows[client]] if client in self.rows else step for client in round_.clients]
-
-    def remember(self, round_: Round) -> None:
-        """Take the round as the last."""
-        self.global_vector, self.updates = round_.global_vector, round_.updates
-        self.rows = {client: row for row, client in enumerate(round_.clients)}
 
 
 def client_attributes(
@@ -150,7 +121,7 @@ def _attributes(
     return np.concatenate(model_features + layer_features, axis=1)
 
 
-def attribute_names(layers: Sequence[Layer]) -> list[str]:
+def attribute_names(layers: Sequence[str]) -> list[str]:
     """What each column of `client_attributes` is, in words."""
 
     def of(vector: str, where: str) -> list[str]:
@@ -158,7 +129,7 @@ def attribute_names(layers: Sequence[Layer]) -> list[str]:
 
     names = [*of("the weights", ""), *of("the update", ""), "angle between the weights and the global model"]
     for layer in layers:
-        where = f" in layer {layer.name}"
+        where = f" in layer {layer}"
         names += of("the weights", where) + of("the update", where)
         names += [f"angle between the weights and the global model{where}"]
         names += [f"angle between the update and the previous one{where}"]

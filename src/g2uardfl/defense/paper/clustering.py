@@ -1,164 +1,68 @@
-"""Graph clustering: a graph auto-encoder whose latent space is clustered (Graph Clustering).
-
-The encoder is two graph-convolution layers (Kipf and Welling), Z = Â relu(Â X W1 + b1) W2 + b2 with
-Â = D^-1/2 (E with ones on the diagonal) D^-1/2. It is pre-trained to reconstruct E as sigmoid(Z Zᵀ); then encoder and
-cluster centres are trained together on L_rec + λ L_clus. HDBSCAN on the attributes says how many clusters there are,
-k-means on Z where their centres start.
-"""
+"""Graph clustering: the auto-encoder's clusters of the round's clients (section Graph Clustering)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
-import torch
-from torch import Tensor
 
-from ...core.numerics import Array
-from ...core.threads import one_thread
-
-Labels = npt.NDArray[np.int64]
+from ...core.settings import check, number
+from ..stages import Clustering, Prior
+from .autoencoder import LatentClusters, cluster_count, cluster_graph
+from .construction import AttributedGraph
 
 
 @dataclass(frozen=True)
-class Clustering:
-    """Where each client landed."""
+class ClusteringSettings:
+    """Settings of the graph auto-encoder.
 
-    latent: Array
-    """Z, (clients x latent dimensions)."""
-    centres: Array
-    """Q, (clusters x latent dimensions)."""
-    soft: Array
-    """P, (clients x clusters): rows sum to 1."""
-    labels: Labels
-    """The hard assignment p_i = argmax_j P_ij. A cluster may be empty."""
-
-    @property
-    def distances(self) -> Array:
-        """d_i, the distance of each client from the centre of its cluster."""
-        distances: Array = np.linalg.norm(self.latent - self.centres[self.labels], axis=1)
-        return distances
-
-
-def cluster_count(attributes: Array, *, min_clusters: int, min_cluster_size: int) -> int:
-    """Q: the number of clusters HDBSCAN finds among the attributes, noise counting as one.
-
-    At least `min_clusters`, and never more than half as many as there are clients (or `min_clusters`).
+    The paper gives none of them but d3. The defaults were chosen with `benchmarks/autoencoder_settings.py`: the longer
+    and faster the auto-encoder is trained, the closer it draws all clients to one point, so a small learning rate and
+    few steps separate attackers best.
     """
-    from sklearn.cluster import HDBSCAN
 
-    clients = len(attributes)
-    size = max(2, min(min_cluster_size, clients))
-    labels = HDBSCAN(min_cluster_size=size, copy=True).fit_predict(attributes)
-    found = len(np.unique(labels))
-    return int(max(min_clusters, min(found, clients // 2)))
+    min_clusters: int = number(2, 1, 100)
+    """The smallest number Q of clusters."""
+    min_cluster_size: int = number(2, 2, 1000)
+    """HDBSCAN's smallest cluster."""
+    latent_dim: int = number(32, 1, 4096)
+    """d3: the dimension of the latent representations Z."""
+    hidden_dim: int = number(32, 1, 4096)
+    """The width of the encoder's first layer."""
+    pretrain_epochs: int = number(30, 0, 10_000)
+    """E_p: steps on the reconstruction loss alone."""
+    cluster_epochs: int = number(30, 0, 10_000)
+    """E_c: steps on reconstruction and clustering loss together."""
+    learning_rate: float = number(0.001, 0, 10, above=True)
+    """Adam's learning rate for the encoder and the centres."""
+    clustering_weight: float = number(0.1, 0, 1)
+    """λ: the weight of the clustering loss."""
 
-
-def normalised_adjacency(adjacency: Array) -> Array:
-    """Â = D^-1/2 A D^-1/2, where A is the adjacency matrix with ones on the diagonal and D its row sums."""
-    connected = np.array(adjacency, dtype=np.float64)
-    np.fill_diagonal(connected, 1.0)
-    scale = 1.0 / np.sqrt(connected.sum(axis=1))
-    result: Array = scale[:, None] * connected * scale[None, :]
-    return result
-
-
-def soft_assignment(latent: Tensor, centres: Tensor) -> Tensor:
-    """P_ij, the softmax over clusters of -||Z_i - Q_j||² / 2."""
-    squared = (latent[:, None, :] - centres[None, :, :]).square().sum(dim=2)
-    return torch.softmax(-0.5 * squared, dim=1)
+    def __post_init__(self) -> None:
+        check(self)
 
 
-def reconstruction_loss(latent: Tensor, adjacency: Tensor) -> Tensor:
-    """L_rec: the cross-entropy between the adjacency matrix (soft labels) and sigmoid(Z Zᵀ), summed over pairs."""
-    return torch.nn.functional.binary_cross_entropy_with_logits(latent @ latent.T, adjacency, reduction="sum")
+class GraphClustering(Clustering[AttributedGraph, Prior, LatentClusters]):
+    """Embeds the graph with an auto-encoder that is trained anew in every round, and clusters the embedding."""
 
+    Settings = ClusteringSettings
 
-def clustering_loss(soft: Tensor) -> Tensor:
-    """L_clus = KL(hard || soft): with a one-hot hard assignment, the sum of -log of each row's largest entry."""
-    return -soft.max(dim=1).values.clamp_min(torch.finfo(soft.dtype).tiny).log().sum()
-
-
-class GraphAutoEncoder:
-    """Two graph-convolution layers; weights by Glorot's rule from `seed`, nothing from global generators."""
-
-    def __init__(self, inputs: int, hidden: int, latent: int, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        self.first = _glorot(inputs, hidden, generator)
-        self.first_bias = torch.zeros(hidden, dtype=torch.float64, requires_grad=True)
-        self.second = _glorot(hidden, latent, generator)
-        self.second_bias = torch.zeros(latent, dtype=torch.float64, requires_grad=True)
-
-    def parameters(self) -> list[Tensor]:
-        """What is trained."""
-        return [self.first, self.first_bias, self.second, self.second_bias]
-
-    def encode(self, propagated: Tensor, propagation: Tensor) -> Tensor:
-        """Z from `propagated` = Â X, which stays the same while the encoder is trained, and `propagation` = Â."""
-        hidden = torch.relu(propagated @ self.first + self.first_bias)
-        return propagation @ (hidden @ self.second) + self.second_bias
-
-
-@one_thread()
-def cluster_graph(
-    attributes: Array,
-    adjacency: Array,
-    *,
-    clusters: int,
-    hidden_dim: int,
-    latent_dim: int,
-    pretrain_epochs: int,
-    cluster_epochs: int,
-    learning_rate: float,
-    clustering_weight: float,
-    seed: int,
-) -> Clustering:
-    """Embed the sub-graph of the round's clients and divide it into at most `clusters` clusters.
-
-    The same inputs and `seed` give the same clustering, bit for bit.
-    """
-    encoder = GraphAutoEncoder(attributes.shape[1], hidden_dim, latent_dim, seed)
-    propagation = torch.from_numpy(normalised_adjacency(adjacency))
-    target = torch.from_numpy(np.ascontiguousarray(adjacency, dtype=np.float64))
-    propagated = propagation @ torch.from_numpy(np.ascontiguousarray(attributes, dtype=np.float64))
-
-    optimizer = torch.optim.Adam(encoder.parameters(), lr=learning_rate)
-    for _ in range(pretrain_epochs):
-        _step(optimizer, reconstruction_loss(encoder.encode(propagated, propagation), target))
-
-    with torch.no_grad():
-        start = encoder.encode(propagated, propagation).numpy()
-    centres = torch.from_numpy(_kmeans_centres(start, clusters, seed)).requires_grad_()
-    optimizer = torch.optim.Adam([*encoder.parameters(), centres], lr=learning_rate)
-    for _ in range(cluster_epochs):
-        latent = encoder.encode(propagated, propagation)
-        loss = clustering_loss(soft_assignment(latent, centres))
-        _step(optimizer, reconstruction_loss(latent, target) + clustering_weight * loss)
-
-    with torch.no_grad():
-        latent = encoder.encode(propagated, propagation)
-        soft = soft_assignment(latent, centres)
-    return Clustering(latent.numpy(), centres.detach().numpy(), soft.numpy(), soft.argmax(dim=1).numpy())
-
-
-def _step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
-    optimizer.zero_grad()
-    loss.backward()  # type: ignore[no-untyped-call]
-    optimizer.step()
-
-
-def _glorot(inputs: int, outputs: int, generator: torch.Generator) -> Tensor:
-    bound = (6.0 / (inputs + outputs)) ** 0.5
-    uniform = torch.rand(inputs, outputs, generator=generator, dtype=torch.float64)
-    weights: Tensor = (2 * uniform - 1) * bound
-    return weights.requires_grad_()
-
-
-def _kmeans_centres(latent: Array, clusters: int, seed: int) -> Array:
-    """Centres of k-means; where there are fewer distinct points than clusters, some centres coincide."""
-    from sklearn.cluster import KMeans
-
-    distinct = len(np.unique(latent, axis=0))
-    found = KMeans(min(clusters, distinct), n_init=10, random_state=seed).fit(latent).cluster_centers_
-    return np.asarray(found[np.arange(clusters) % len(found)], dtype=np.float64)
+    def cluster(self, evidence: AttributedGraph, prior: Prior) -> LatentClusters | None:
+        """The clusters; None where there are too few clients to compare."""
+        if not evidence.comparable:
+            return None
+        config = self.settings
+        return cluster_graph(
+            evidence.attributes,
+            evidence.edges,
+            clusters=cluster_count(
+                evidence.attributes, min_clusters=config.min_clusters, min_cluster_size=config.min_cluster_size
+            ),
+            hidden_dim=config.hidden_dim,
+            latent_dim=config.latent_dim,
+            pretrain_epochs=config.pretrain_epochs,
+            cluster_epochs=config.cluster_epochs,
+            learning_rate=config.learning_rate,
+            clustering_weight=config.clustering_weight,
+            seed=int(np.random.SeedSequence([self.seed, evidence.round]).generate_state(1)[0]),
+        )

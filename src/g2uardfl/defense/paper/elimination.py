@@ -1,71 +1,65 @@
-"""Aggregation into a normal and a poisoned model, and adaptive poison eliminating.
-
-G+ and G- are weighted means of the clipped updates of C+ and C-, and the new model moves from G+ away from G-:
-
-    G = G+ + γ · Σ_{C-}|s| / Σ|s| · log(1 + n) · (G+ - Ḡ-)
-
-Both models are linear in the clients' updates, so the whole step is one number a client times its update. That is
-how it is computed here: no intermediate model is ever built, and the lengths of G+ - G and G- - G come from the
-inner products of the updates.
-"""
+"""Aggregation and adaptive poison eliminating: the model moves towards G+ and away from G-."""
 
 from __future__ import annotations
 
-import math
-from typing import Literal
+from dataclasses import dataclass
 
 import numpy as np
 
-from ...core.numerics import Array
-from .scoring import Mask
-
-DistanceWeighting = Literal["near", "printed"]
-
-
-def distance_weights(distances: Array, weighting: DistanceWeighting = "near") -> Array:
-    """Weights that sum to 1 from the distances to the cluster centre: softmax(-d), or softmax(+d) as printed.
-
-    The text wants clients near the centre to weigh more; the printed sign does the opposite.
-
-    >>> distance_weights(np.array([0.0, 0.0]))
-    array([0.5, 0.5])
-    """
-    signed = distances if weighting == "printed" else -distances
-    exponentials = np.exp(signed - signed.max())
-    result: Array = exponentials / exponentials.sum()
-    return result
+from ...aggregators.base import Event, Round
+from ...core.settings import check, choice, number, switch
+from ..stages import Elimination, Step
+from .aggregation import DistanceWeighting, eliminating_coefficients, elimination_strength, group_coefficients
+from .construction import AttributedGraph
+from .filtering import PaperJudgement
 
 
-def group_coefficients(
-    members: Mask, distances: Array, clipping: Array, weighting: DistanceWeighting = "near"
-) -> Array:
-    """For each client the factor of its update in (group model - global model); zeros outside the group."""
-    coefficients = np.zeros(len(members))
-    if members.any():
-        coefficients[members] = distance_weights(distances[members], weighting) * clipping[members]
-    return coefficients
+@dataclass(frozen=True)
+class EliminationSettings:
+    """Settings of the two weighted means and of the elimination."""
+
+    distance_weighting: DistanceWeighting = choice("near", "near", "printed")
+    """Whether clients near their cluster's centre weigh more, or those far from it as printed."""
+    eliminate: bool = switch(True)
+    """Adaptive poison eliminating; off gives the paper's G²uardFL'."""
+    elimination_rate: float = number(0.01, 0, 1)
+    """γ: the strength of the elimination."""
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
-def step_norm(coefficients: Array, update_products: Array) -> float:
-    """||Σ_i c_i Δw_i||, from the matrix of inner products of the updates."""
-    return math.sqrt(max(0.0, float(coefficients @ update_products @ coefficients)))
+class PoisonElimination(Elimination[AttributedGraph, PaperJudgement]):
+    """G = G+ + γ · Σ_{C-}|s| / Σ|s| · log(1 + n) · (G+ - Ḡ-)."""
+
+    Settings = EliminationSettings
+
+    def step(self, round_: Round, evidence: AttributedGraph, judgement: PaperJudgement) -> Step:
+        """The whole step as one weighted sum of the updates."""
+        if judgement.distances is None:
+            mean = judgement.clipping / len(judgement.clipping)
+            return Step(round_.weighted_sum(mean), mean, mean, (_not_compared(len(mean)),))
+        config, distances, clipping = self.settings, judgement.distances, judgement.clipping
+        benign = group_coefficients(judgement.accepted, distances, clipping, config.distance_weighting)
+        malicious = group_coefficients(judgement.malicious, distances, clipping, config.distance_weighting)
+        strength = 0.0
+        if config.eliminate:
+            strength = elimination_strength(
+                judgement.raw_scores, judgement.malicious, judgement.norm_limit, config.elimination_rate
+            )
+        weights = eliminating_coefficients(benign, malicious, evidence.update_products, strength)
+        events = (_eliminated(strength, int(np.count_nonzero(judgement.malicious))),) if strength > 0 else ()
+        return Step(round_.weighted_sum(weights), weights, benign, events)
 
 
-def elimination_strength(scores: Array, malicious: Mask, median_norm: float, rate: float) -> float:
-    """γ · Σ_{C-}|s| / Σ|s| · log(1 + n): how far to move away from the poisoned model."""
-    total = float(np.abs(scores).sum())
-    if not malicious.any() or total == 0.0:
-        return 0.0
-    return rate * float(np.abs(scores[malicious]).sum()) / total * float(np.log1p(median_norm))
+def _eliminated(strength: float, clients: int) -> Event:
+    message = (
+        f"The model was moved away from the mean update of {clients} flagged client{'s' * (clients > 1)}, "
+        f"by {strength:.2g} of the difference."
+    )
+    return Event("eliminated", message, {"clients": clients, "strength": strength})
 
 
-def eliminating_coefficients(benign: Array, malicious: Array, update_products: Array, strength: float) -> Array:
-    """For each client the factor of its update in the whole step: G+ - G, plus `strength` times (G+ - Ḡ-).
-
-    Ḡ- is G- brought no farther from the global model than G+ is.
-    """
-    if strength == 0.0:
-        return benign
-    plus, minus = step_norm(benign, update_products), step_norm(malicious, update_products)
-    shortened = malicious * min(1.0, plus / minus) if minus > 0 else malicious
-    return benign + strength * (benign - shortened)
+def _not_compared(clients: int) -> Event:
+    message = f"Only {clients} usable client{'s' * (clients > 1)}: too few to compare, their clipped mean was taken."
+    return Event("not_compared", message, {"clients": clients})

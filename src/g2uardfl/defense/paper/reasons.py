@@ -1,4 +1,4 @@
-"""Verdicts in words: what set a client apart, from its own numbers."""
+"""Reasons of the paper's verdicts: what sets a client apart, from its own numbers."""
 
 from __future__ import annotations
 
@@ -6,82 +6,65 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...aggregators.base import ClientId, Decision, Verdict
 from ...core.numerics import Array
-from .clustering import Clustering
-from .scoring import Filtering
+from .autoencoder import LatentClusters
+from .scoring import ClusterFilter
 
 
 def explain(
-    clients: Sequence[ClientId],
-    filtering: Filtering,
-    clustering: Clustering,
+    chosen: ClusterFilter,
+    clusters: LatentClusters,
     *,
-    before: Array,
-    after: Array,
-    weights: Array,
+    scores: Array,
     attributes: Array,
     attribute_names: Sequence[str],
     score_percentile: float,
     distance_percentile: float,
-) -> dict[ClientId, Verdict]:
-    """A verdict with a reason for each client of the round.
+) -> list[str]:
+    """One sentence for each client of the round.
 
     Parameters
     ----------
-    before, after
-        Benign scores with which the clients entered and left the round.
-    weights
-        The weight of each client's update in the new model.
+    scores
+        Benign scores with which the clients entered the round.
     attributes
         This round's normalised attributes, named by `attribute_names`.
     """
-    labels, distances = clustering.labels, clustering.distances
-    typical = attributes[filtering.accepted].mean(axis=0)
-    score_limit = float(np.percentile(before, score_percentile))
-    distance_limit = float(np.percentile(distances[labels == filtering.benign_cluster], distance_percentile))
-    verdicts = {}
-    for i, client in enumerate(clients):
-        group = labels == labels[i]
-        company = f"{group.sum()} of {len(clients)} clients, mean benign score {before[group].mean():+.3f}"
-        apart = _farthest(attributes[i] - typical, attribute_names)
-        if filtering.accepted[i]:
-            decision: Decision = "accepted"
-            reason = f"In the benign cluster ({company}), {distances[i]:.2g} from its centre."
-        elif filtering.malicious[i]:
-            decision = "malicious"
-            reason = f"In the cluster with the lowest standing ({company}){apart}."
+    labels, distances = clusters.labels, clusters.distances
+    typical = attributes[chosen.accepted].mean(axis=0)
+    score_limit = float(np.percentile(scores, score_percentile))
+    distance_limit = float(np.percentile(distances[labels == chosen.benign_cluster], distance_percentile))
+    reasons = []
+    for i, score in enumerate(scores):
+        members = labels == labels[i]
+        group = f"{members.sum()} of {len(labels)} clients, mean benign score {scores[members].mean():+.3f}"
+        difference = _largest_differences(attributes[i] - typical, attribute_names)
+        if chosen.accepted[i]:
+            reason = f"In the benign cluster ({group}), at distance {distances[i]:.2g} from its centre."
+        elif chosen.malicious[i]:
+            reason = f"In the cluster with the lowest score ({group}){difference}."
+        elif labels[i] != chosen.benign_cluster:
+            reason = f"In a cluster between the benign and the malicious one ({group}){difference}."
+        elif score < score_limit:
+            reason = (
+                f"In the benign cluster ({group}), but its benign score {score:+.3f} is below the "
+                f"{score_percentile:g}th percentile {score_limit:+.3f} of this round."
+            )
         else:
-            decision = "held_out"
-            if labels[i] != filtering.benign_cluster:
-                reason = f"In neither the benign nor the malicious cluster but in one between ({company}){apart}."
-            elif before[i] < score_limit:
-                reason = (
-                    f"In the benign cluster ({company}), but its benign score {before[i]:+.3f} is below the "
-                    f"{score_percentile:g}th percentile {score_limit:+.3f} of this round."
-                )
-            else:
-                reason = (
-                    f"In the benign cluster ({company}), but {distances[i]:.2g} from its centre, beyond the "
-                    f"{distance_percentile:g}th percentile {distance_limit:.2g}."
-                )
-        verdicts[client] = Verdict(
-            decision,
-            reason,
-            benign_score=float(after[i]),
-            cluster=int(labels[i]),
-            distance=float(distances[i]),
-            weight=float(weights[i]),
-        )
-    return verdicts
+            reason = (
+                f"In the benign cluster ({group}), but its distance {distances[i]:.2g} from the centre is above the "
+                f"{distance_percentile:g}th percentile {distance_limit:.2g}."
+            )
+        reasons.append(reason)
+    return reasons
 
 
-def _farthest(difference: Array, names: Sequence[str]) -> str:
-    """The two attributes in which a client lies farthest from the accepted ones, in this round's deviations."""
+def _largest_differences(difference: Array, names: Sequence[str]) -> str:
+    """The two attributes in which a client differs most from the accepted ones, as z-scores."""
     order = np.argsort(-np.abs(difference), kind="stable")[:2]
     parts = [
-        f"{names[k]} ({abs(difference[k]):.1f} deviations {'above' if difference[k] > 0 else 'below'})"
+        f"{names[k]} ({abs(difference[k]):.1f} standard deviations {'above' if difference[k] > 0 else 'below'})"
         for k in order
         if abs(difference[k]) > 0
     ]
-    return f"; farthest from the accepted clients in {' and '.join(parts)}" if parts else ""
+    return f"; it differs most from the accepted clients in {' and '.join(parts)}" if parts else ""

@@ -18,11 +18,11 @@ import numpy.typing as npt
 
 from ...aggregators.base import ClientId
 from ...core.numerics import Array
-from .clustering import Clustering
+from ..stages import Mask
+from .autoencoder import LatentClusters
 
 ScoreUpdate = Literal["printed", "signed"]
 ScoreInit = Literal["variance", "deviation", "zero"]
-Mask = npt.NDArray[np.bool_]
 
 
 def cluster_scores(labels: npt.NDArray[np.int64], scores: Array, clusters: int, size_weight: float) -> Array:
@@ -36,7 +36,7 @@ def cluster_scores(labels: npt.NDArray[np.int64], scores: Array, clusters: int, 
 
 
 @dataclass(frozen=True)
-class Filtering:
+class ClusterFilter:
     """Who is in C+ and who in C-."""
 
     benign_cluster: int
@@ -49,20 +49,20 @@ class Filtering:
 
 
 def filter_clients(
-    clustering: Clustering,
+    clusters: LatentClusters,
     scores: Array,
     *,
     size_weight: float,
     score_percentile: float,
     distance_percentile: float,
-) -> Filtering:
+) -> ClusterFilter:
     """Pick the benign and the malicious cluster and thin out the benign one (eqs. for C+ and C-).
 
     A member of the benign cluster stays when its score reaches the α1 percentile of all selected clients and its
     distance does not exceed the α2 percentile of its cluster. If nobody stays, the member nearest the centre does.
     """
-    labels, distances = clustering.labels, clustering.distances
-    by_cluster = cluster_scores(labels, scores, len(clustering.centres), size_weight)
+    labels, distances = clusters.labels, clusters.distances
+    by_cluster = cluster_scores(labels, scores, len(clusters.centres), size_weight)
     benign, worst = int(np.nanargmax(by_cluster)), int(np.nanargmin(by_cluster))
     alone = len(np.unique(labels)) == 1
     members = labels == benign
@@ -76,11 +76,11 @@ def filter_clients(
     # Equal scores leave argmax and argmin at one place although there are two clusters: nobody is accused then.
     nobody = alone or worst == benign
     malicious = np.zeros(len(labels), dtype=bool) if nobody else labels == worst
-    return Filtering(benign, None if nobody else worst, accepted, malicious)
+    return ClusterFilter(benign, None if nobody else worst, accepted, malicious)
 
 
 def updated_scores(
-    scores: Array, filtering: Filtering, soft: Array, step: float, rule: ScoreUpdate = "printed"
+    scores: Array, filtering: ClusterFilter, soft: Array, step: float, rule: ScoreUpdate = "signed"
 ) -> Array:
     """The benign scores after this round's verdicts, before the normalisation by tanh.
 

@@ -1,0 +1,79 @@
+"""Graph clustering: communities of similar submissions, and twins within the round."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...core.settings import check, number
+from ..stages import Clustering, Clusters, Mask, Prior
+from .communities import Community, find_communities
+from .construction import SubmissionGraph
+from .twins import find_twins
+
+
+@dataclass(frozen=True)
+class ClusteringSettings:
+    """Settings of the tests for communities and twins."""
+
+    min_evidence: float = number(15.0, 0, math.inf)
+    """The smallest difference of the Bayesian information criterion between one cluster and two."""
+    min_lead: float = number(1.5, 0, math.inf)
+    """How many times as strong as any other community in the graph those of attackers must be."""
+    heterogeneous_lead: float = number(2.0, 0, math.inf)
+    """`min_lead` for heterogeneous clients (norms of updates differ much): honest clients with the same kind of data
+    form communities there."""
+    twin_similarity: float = number(4.0, 0, math.inf)
+    """The similarity (z-score) above which two clients of one round count as twins."""
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True)
+class SubmissionPrior(Prior):
+    """What earlier rounds, and the norms of this one, say about the submissions."""
+
+    suspects: Mask
+    """The submissions of clients with a bad reputation, and this round's of far larger norm than the others'."""
+    outsized: Mask
+    """The latter alone, for this round's clients."""
+    heterogeneous: bool
+    """Whether the norms of accepted updates differ so much that clients must have different kinds of data."""
+
+
+@dataclass(frozen=True)
+class CommunityClusters(Clusters):
+    """Label 0 is for submissions in no community, label i for those in `communities[i - 1]`."""
+
+    communities: tuple[Community, ...]
+    twins: tuple[int | None, ...]
+    """For each client of this round the row of its twin, if it has one."""
+
+
+class CommunityClustering(Clustering[SubmissionGraph, SubmissionPrior, CommunityClusters]):
+    """Finds communities that are beyond chance and beyond any other group, by one test; has no memory."""
+
+    Settings = ClusteringSettings
+
+    def cluster(self, evidence: SubmissionGraph, prior: SubmissionPrior) -> CommunityClusters:
+        """Communities in the window, and twins in the round."""
+        config = self.settings
+        communities = find_communities(
+            evidence.edges,
+            evidence.people,
+            evidence.rounds,
+            config.min_evidence,
+            config.heterogeneous_lead if prior.heterogeneous else config.min_lead,
+            prior.suspects,
+            evidence.sketches,
+        )
+        labels = np.zeros(len(evidence.nodes), dtype=np.int64)
+        membership = np.zeros(len(evidence.nodes))
+        for label, community in reversed(list(enumerate(communities, start=1))):
+            labels[community.members] = label
+            membership = np.maximum(membership, community.belonging)
+        twins = find_twins(evidence.edges, evidence.rounds, prior.suspects, config.twin_similarity)
+        return CommunityClusters(labels, membership, tuple(communities), tuple(twins))

@@ -1,0 +1,247 @@
+"""Aggregation, rollback and bounded elimination."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...aggregators.base import Event, Round
+from ...core.numerics import Array
+from ...core.settings import check, number, switch
+from ...core.state_files import SavedState
+from ..stages import Elimination, Step
+from .construction import SubmissionGraph
+from .filtering import AgreementJudgement
+from .removal import (
+    bounded_removal,
+    cosine_of,
+    initial_poison,
+    mean_pairwise_cosine,
+    norm_of,
+    opposed_removal,
+    opposition,
+)
+from .rollback import Snapshot, Snapshots
+from .sketches import mean_cosine
+
+_CERTAIN = 0.99
+"""Roll back when an accepted submission belongs to a community of attackers with at least this probability."""
+_STILL_LEARNING = 0.25
+"""Above this mean cosine of the accepted updates all clients still learn the same. Measured: 0.3 to 0.7 in training
+from scratch, below 0.1 near convergence."""
+_DELIBERATE = 0.25
+"""Above this cosine the accepted clients' step is directed: against the attackers, or back to what was removed."""
+_ESTIMATES = 3
+"""The median of so many rounds' estimates counts: the few attackers of a single round may mislead."""
+
+
+@dataclass(frozen=True)
+class EliminationSettings:
+    """Settings of rollback and elimination; norms are multiples of a usual (median accepted) norm."""
+
+    rollback: bool = switch(True)
+    """Whether the model is rolled back once attackers are detected whose updates had been accepted."""
+    eliminate: bool = switch(True)
+    """Whether what attackers pull towards is removed from the model."""
+    elimination_share: float = number(0.5, 0, 1)
+    """The share of the attackers' clipped pull that is removed in a round."""
+    elimination_bound: float = number(2.0, 0, 100)
+    """The largest removal in a round, as a multiple of the accepted clients' step."""
+    elimination_allowance: float = number(20.0, 0, math.inf)
+    """How many usual norms may be removed in all, if the model seems to have been poisoned before the guard started."""
+    max_pull: float = number(8.0, 0, math.inf, above=True)
+    """Attackers that pull by this many usual norms find nothing of their backdoor in the model: nothing is removed."""
+    poisoned_pull: float = number(3.0, 0, math.inf, above=True)
+    """Attackers that pull by this many usual norms did not find their backdoor in the model at first."""
+    poisoned_similarity: float = number(0.6, 0, math.inf, above=True)
+    """Nor did attackers whose updates have this mean cosine."""
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass
+class _Memory:
+    """What the elimination remembers between rounds."""
+
+    initial_poison: float = 0.0
+    """The estimated norm of the backdoor that was in the model before the guard started."""
+    removed_norm: float = 0.0
+    """The norm removed since."""
+    removal_share: float = 1.0
+    """This share of a removal is carried out; it is halved whenever honest clients reversed one."""
+    honest_oppose: bool = False
+    """Whether accepted clients undo a backdoor themselves."""
+    estimates: list[float] = field(default_factory=list)
+    """The estimates of `initial_poison` from the last rounds with attackers."""
+    oppositions: list[float] = field(default_factory=list)
+    """The oppositions of these rounds."""
+
+
+class RollbackAndElimination(Elimination[SubmissionGraph, AgreementJudgement]):
+    """Adds the mean of the accepted, clipped updates; undoes what undetected attackers did."""
+
+    Settings = EliminationSettings
+
+    def __init__(self, settings: Any, seed: int) -> None:
+        super().__init__(settings, seed)
+        self.snapshots = Snapshots()
+        self.memory = _Memory()
+        self.removed: Tensor | None = None
+        """What was removed in the last round."""
+
+    def step(self, round_: Round, evidence: SubmissionGraph, judgement: AgreementJudgement) -> Step:
+        """The mean of the accepted updates, a rollback in its place, or the mean minus a removal."""
+        accepted = judgement.accepted
+        shares = judgement.clipping * accepted / max(1, accepted.sum())
+        vector, weights = round_.weighted_sum(shares), shares
+        events = [_small_steps()] if judgement.small_steps and evidence.round == 1 else []
+        reversed_ = self._is_reversed(vector)
+        if reversed_:
+            events.append(_reversed(self.memory.removal_share))
+        snapshot = self._snapshot_to_restore(evidence, judgement)
+        if snapshot is not None:
+            # The clients trained on the model that is given up, so that their updates are of no use.
+            return Step(torch.zeros_like(vector), 0 * shares, shares, (*events, _rolled_back(snapshot)), snapshot.model)
+        if self._may_remove(judgement) and not reversed_:
+            away = judgement.colluding / judgement.colluding.sum() - shares
+            factor, poison = self._removal(round_, evidence, judgement, away, vector)
+            if factor > 0:
+                self.removed = factor * poison
+                vector, weights = vector - self.removed, shares - factor * away
+                events.append(_eliminated(norm_of(self.removed), judgement))
+                # Models from before a removal are not worth going back to.
+                self.snapshots.kept.clear()
+        if self.settings.rollback:
+            self.snapshots.add(evidence.round, round_)
+        return Step(vector, weights, shares, tuple(events))
+
+    def _is_reversed(self, step: Tensor) -> bool:
+        """Whether the accepted clients' step leads back to what was removed in the last round.
+
+        That makes the elimination a line search: nothing is removed now, and half as much from the next time on.
+        """
+        removed, self.removed = self.removed, None
+        reversed_ = removed is not None and cosine_of(step, removed.to(step)) > _DELIBERATE
+        if reversed_:
+            self.memory.removal_share /= 2
+        return reversed_
+
+    def _snapshot_to_restore(self, evidence: SubmissionGraph, judgement: AgreementJudgement) -> Snapshot | None:
+        """The model from before the first accepted submission that is now known to be an attacker's.
+
+        Rounds in which all others learnt the same, in that round or the one before, are not undone: too much is lost.
+        """
+        rounds, malicious = evidence.rounds, judgement.membership > _CERTAIN
+        self.snapshots.forget(before=int(rounds.min()))
+        accepted = evidence.accepted.copy()
+        accepted[evidence.here] = judgement.accepted
+
+        def common(number: int) -> float:
+            return mean_cosine(evidence.sketches[accepted & ~malicious & (rounds == number)])
+
+        poisoned = sorted(set(rounds[malicious & accepted].tolist()))
+        previous = {number: max(rounds[rounds < number], default=number) for number in poisoned}
+        return self.snapshots.before(
+            [number for number in poisoned if min(common(number), common(previous[number])) <= _STILL_LEARNING]
+        )
+
+    def _may_remove(self, judgement: AgreementJudgement) -> bool:
+        """Whether there is something to remove."""
+        # Among heterogeneous clients a community may be honest, and the model would lose what only its members know.
+        return self.settings.eliminate and judgement.colluding.sum() > 1 and not judgement.heterogeneous
+
+    def _removal(
+        self,
+        round_: Round,
+        evidence: SubmissionGraph,
+        judgement: AgreementJudgement,
+        away: Array,
+        step: Tensor,
+    ) -> tuple[float, Tensor]:
+        """The factor of the attackers' pull beyond the accepted `step` that is removed, and that pull."""
+        poison = round_.weighted_sum(away)
+        similarity = mean_pairwise_cosine(poison, step, evidence.norms[judgement.colluding])
+        # Early in training everybody's step opposes whoever does not learn.
+        learning = mean_cosine(evidence.sketches[evidence.here][judgement.accepted]) > _STILL_LEARNING
+        opposed = 0.0 if learning else opposition(poison, step)
+        norm = norm_of(poison)
+        if not norm > 0:
+            return 0.0, poison
+        usual = norm if judgement.usual_norm is None else judgement.usual_norm
+        removed = self._removed_norm(norm, norm_of(step), usual, similarity, opposed)
+        return removed / norm, poison
+
+    def _removed_norm(self, poison: float, accepted: float, usual: float, similarity: float, opposed: float) -> float:
+        config, memory = self.settings, self.memory
+        estimate = initial_poison(
+            poison,
+            usual,
+            similarity,
+            allowance=config.elimination_allowance,
+            poisoned_pull=config.poisoned_pull,
+            poisoned_similarity=config.poisoned_similarity,
+        )
+        memory.estimates = [*memory.estimates, estimate][-_ESTIMATES:]
+        memory.oppositions = [*memory.oppositions, opposed][-_ESTIMATES:]
+        if len(memory.estimates) == _ESTIMATES:
+            memory.initial_poison = max(memory.initial_poison, float(np.median(memory.estimates)))
+            memory.honest_oppose = memory.honest_oppose or float(np.median(memory.oppositions)) > _DELIBERATE
+        if memory.honest_oppose:
+            norm = opposed_removal(poison, usual)
+        else:
+            norm = bounded_removal(
+                poison,
+                accepted,
+                usual,
+                memory.initial_poison - memory.removed_norm,
+                share=config.elimination_share,
+                bound=config.elimination_bound,
+                max_pull=config.max_pull,
+            )
+        memory.removed_norm += memory.removal_share * norm
+        return memory.removal_share * norm
+
+    def state(self) -> SavedState:
+        """Snapshots, and what was removed."""
+        removed = {} if self.removed is None else {"removed": self.removed.cpu().numpy()}
+        parts = {"snapshots": self.snapshots.state(), "last": SavedState({}, removed)}
+        return SavedState.joined(parts, {"memory": asdict(self.memory)})
+
+    def restore(self, state: SavedState) -> None:
+        """Continue with saved snapshots."""
+        self.snapshots.restore(state.part("snapshots"))
+        saved = state.values["memory"]
+        self.memory = _Memory(**{item.name: saved[item.name] for item in fields(_Memory)})
+        removed = state.part("last").arrays.get("removed")
+        self.removed = None if removed is None else torch.from_numpy(removed)
+
+
+def _rolled_back(snapshot: Snapshot) -> Event:
+    message = (
+        f"The model was rolled back to the start of round {snapshot.number}: attackers were detected "
+        "whose updates had been accepted since."
+    )
+    return Event("rolled_back", message, {"round": snapshot.number})
+
+
+def _eliminated(norm: float, judgement: AgreementJudgement) -> Event:
+    clients = int(np.count_nonzero(judgement.colluding))
+    relative = norm / judgement.usual_norm if judgement.usual_norm else math.nan
+    message = f"What {clients} attackers pull towards was removed from the model ({relative:.2g} usual norms)."
+    return Event("eliminated", message, {"clients": clients, "norm": norm})
+
+
+def _reversed(share: float) -> Event:
+    message = "Honest updates point back towards what was removed last: nothing is removed now, and less from now on."
+    return Event("elimination_reversed", message, {"removal_share": share})
+
+
+def _small_steps() -> Event:
+    message = "The model takes small steps until 50 updates have been accepted."
+    return Event("small_steps", message)

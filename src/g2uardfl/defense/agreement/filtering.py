@@ -1,0 +1,189 @@
+"""Dynamic filtering and clipping: suspicion, reputations, and limits on the norm of accepted updates."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...core.clipping import clip_factors
+from ...core.numerics import Array
+from ...core.settings import check, number
+from ...core.state_files import SavedState
+from ..stages import Filtering, Mask
+from .clustering import CommunityClusters, SubmissionPrior
+from .communities import MIN_CLIENTS
+from .construction import NoiseJudgement, SubmissionGraph
+from .history import ShapeHistory
+from .reputation import Reputation, flagged, updated_scores
+
+_CONVICTED = -0.5
+"""Clients below this score are suspects: they were convicted, and have not recovered since."""
+_NEGLIGIBLE = 100.0
+"""Twins whose updates are so many times smaller than usual have nothing to learn, and do no harm."""
+_SIMILAR = 2.0
+"""Below this similarity (z-score) two updates have nothing in common."""
+
+
+@dataclass(frozen=True)
+class FilteringSettings:
+    """Settings of suspicion and reputation."""
+
+    outlier_z_score: float = number(4.0, 0, math.inf)
+    """The robust z-score of norm or peak above which an update is an outlier."""
+    reputation_weight: float = number(3.0, 0, 100)
+    """What a benign score of -1 adds to the log-odds of a suspicion."""
+    conviction_step: float = number(0.6, 0, 1, above=True)
+    """How fast benign scores fall."""
+    recovery_step: float = number(0.2, 0, 1, above=True)
+    """How fast benign scores rise; bad ones rise more slowly."""
+    min_reputation: float = number(-0.7, -1, 0)
+    """Below this benign score a client is held out even if nothing is found against its update; no single round brings
+    a newcomer there."""
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgreementJudgement(NoiseJudgement):
+    """The decisions, and what the elimination needs to know about them."""
+
+    membership: Array
+    """For each submission of the window the probability that it belongs to a community of attackers."""
+    colluding: Mask
+    """The malicious clients of communities: their updates show where the backdoor is."""
+    usual_norm: float | None
+    """The median norm of the last accepted updates; None as long as there are none."""
+    heterogeneous: bool
+    """Whether clients have different kinds of data, by the norms of accepted updates."""
+    small_steps: bool
+    """Whether too few updates have been accepted for full steps."""
+
+
+class ReputationFiltering(Filtering[SubmissionGraph, SubmissionPrior, CommunityClusters, AgreementJudgement]):
+    """Suspects communities, twins and outliers, weighs suspicion by reputation, and clips to the usual norm."""
+
+    Settings = FilteringSettings
+
+    def __init__(self, settings: Any, seed: int) -> None:
+        super().__init__(settings, seed)
+        self.reputation = Reputation()
+        self.history = ShapeHistory()
+
+    def prior(self, evidence: SubmissionGraph) -> SubmissionPrior:
+        """Reputations, and whose update of this round is far larger than all others."""
+        scores = self.reputation.read(evidence.nodes)
+        suspects = scores < _CONVICTED
+        outsized = self.outsized(evidence)
+        suspects[evidence.here] |= outsized
+        return SubmissionPrior(scores, suspects, outsized, self.history.heterogeneous)
+
+    def outsized(self, evidence: SubmissionGraph) -> Mask:
+        """Whose update of this round is so much larger than all others that it must attack."""
+        return self.history.outsized(evidence.shapes, evidence.sketches[evidence.here])
+
+    def judge(
+        self, evidence: SubmissionGraph, prior: SubmissionPrior, clusters: CommunityClusters | None
+    ) -> AgreementJudgement:
+        """Flag attackers, hold out clients of bad reputation, and remember shapes of accepted updates."""
+        if clusters is None:
+            raise ValueError("this filtering needs clusters: a clustering that found none returns label 0 for all")
+        config, here = self.settings, evidence.here
+        members, before = clusters.labels > 0, prior.scores[here]
+        z_scores = self.history.z_scores(
+            evidence.shapes, config.outlier_z_score, (members | prior.suspects)[here], prior.outsized
+        )
+        outliers = z_scores > config.outlier_z_score
+        suspicion = self._suspicion(evidence, clusters, z_scores)
+        # Noise is only recognised once it is known which shapes are usual.
+        dissimilar = evidence.edges[here].max(axis=1) < _SIMILAR
+        noise = outliers & dissimilar & ~members[here] & self.history.is_sufficient
+
+        malicious = flagged(suspicion, before, config.reputation_weight)
+        accepted = ~malicious & (before >= config.min_reputation)
+        after = updated_scores(before, np.maximum(suspicion, malicious), config.conviction_step, config.recovery_step)
+        self.reputation.write(evidence.clients, after)
+        self.history.add(evidence.shapes[accepted])
+        clipping = np.zeros(len(accepted))
+        if accepted.any():
+            clipping = clip_factors(evidence.norms, self.history.norm_limit(evidence.norms[accepted]))
+        labels = clusters.labels[here]
+        return AgreementJudgement(
+            accepted=accepted,
+            malicious=malicious,
+            scores=after,
+            clipping=clipping,
+            reasons=self._reasons(evidence, clusters, z_scores, suspicion, malicious, accepted, after),
+            clusters=labels,
+            distances=suspicion,
+            noise=noise,
+            membership=clusters.membership,
+            colluding=malicious & (labels > 0),
+            usual_norm=self.history.usual_norm,
+            heterogeneous=self.history.heterogeneous,
+            small_steps=self.history.takes_small_steps,
+        )
+
+    def _suspicion(self, evidence: SubmissionGraph, clusters: CommunityClusters, z_scores: Array) -> Array:
+        """For each client the probability that it attacks."""
+        allowed = self.settings.outlier_z_score
+        # It grows with the z-score; one just above the threshold leaves the reputation as it is.
+        suspicion = np.where(z_scores > allowed, 1 - allowed / 2 / np.maximum(z_scores, allowed), 0.0)
+        usual = self.history.usual_norm or float(np.median(evidence.norms))
+        not_negligible = evidence.shapes[:, 0] > math.log(usual / _NEGLIGIBLE)
+        suspicion[not_negligible & [twin is not None for twin in clusters.twins]] = 1.0
+        return np.maximum(suspicion, clusters.membership[evidence.here])
+
+    def _reasons(
+        self,
+        evidence: SubmissionGraph,
+        clusters: CommunityClusters,
+        z_scores: Array,
+        suspicion: Array,
+        malicious: Mask,
+        accepted: Mask,
+        scores: Array,
+    ) -> tuple[str, ...]:
+        """One sentence for each client."""
+        known = len(set(evidence.nodes))
+        reasons = []
+        for row in range(len(evidence.clients)):
+            if malicious[row]:
+                grounds = self._grounds(row, evidence, clusters, z_scores, suspicion)
+                reasons.append(f"Flagged as malicious: {grounds}.")
+            elif not accepted[row]:
+                reasons.append(f"Held out: its update is unsuspicious, but its benign score is {scores[row]:.2f}.")
+            elif known < MIN_CLIENTS:
+                reasons.append(f"Accepted unexamined: {known} clients are too few to compare.")
+            else:
+                reasons.append("Accepted: its update belongs to no community of attackers, and its norm is usual.")
+        return tuple(reasons)
+
+    def _grounds(
+        self, row: int, evidence: SubmissionGraph, clusters: CommunityClusters, z_scores: Array, suspicion: Array
+    ) -> str:
+        label, twin = clusters.labels[evidence.here][row], clusters.twins[row]
+        if z_scores[row] > self.settings.outlier_z_score:
+            return f"its update's norm or peak is far above the usual (z-score {z_scores[row]:.0f})"
+        if label:
+            community = clusters.communities[label - 1]
+            others = int(community.members.sum()) - 1
+            return (
+                f"its update is similar to {others} others of the last rounds "
+                f"(mean similarity {community.similarity:.1f}, evidence {community.evidence:.0f})"
+            )
+        if twin is not None:
+            return f"its update is almost the same as that of client {evidence.clients[twin]!r}"
+        return f"its update is suspicious (probability {suspicion[row]:.2f}) and its benign score is low"
+
+    def state(self) -> SavedState:
+        """Reputations and the shapes of accepted updates."""
+        return SavedState.joined({"reputation": self.reputation.state()}, {"shapes": self.history.seen})
+
+    def restore(self, state: SavedState) -> None:
+        """Continue with saved reputations."""
+        self.reputation.restore(state.part("reputation"))
+        self.history.seen = [(float(norm), float(peak)) for norm, peak in state.values["shapes"]]

@@ -1,0 +1,206 @@
+"""The guard with the keyword arguments of both built-in profiles, documented in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar
+
+from .guard import Guard
+
+AnyGuard = TypeVar("AnyGuard", bound="G2uardFL")
+
+
+class G2uardFL(Guard):
+    """The G²uardFL defence.
+
+    Every setting belongs to a profile and is refused with another one; None stands for the profile's default.
+
+    Parameters
+    ----------
+    profile
+        "default" protects best on measurement; "paper" is each equation of the paper as printed where that can run;
+        `package.module:ClassName` is a `Profile` of your own (default: "default").
+    seed
+        Determines everything random: the same seed and inputs give the same results (default: 0).
+    eliminate
+        (both profiles) Whether poison is eliminated from the model (default: True).
+    sketch_width
+        (`default` profile) How many numbers are kept of each layer of an update (default: 512).
+    window
+        (`default` profile) How many submissions of the last rounds are remembered (default: 300).
+    min_evidence
+        (`default` profile) The smallest difference of the Bayesian information criterion between one cluster and two
+        (default: 15.0).
+    min_lead
+        (`default` profile) How many times as strong as any other community in the graph those of attackers must be
+        (default: 1.5).
+    heterogeneous_lead
+        (`default` profile) `min_lead` for heterogeneous clients (norms of updates differ much): honest clients with the
+        same kind of data form communities there (default: 2.0).
+    twin_similarity
+        (`default` profile) The similarity (z-score) above which two clients of one round count as twins (default: 4.0).
+    outlier_z_score
+        (`default` profile) The robust z-score of norm or peak above which an update is an outlier (default: 4.0).
+    reputation_weight
+        (`default` profile) What a benign score of -1 adds to the log-odds of a suspicion (default: 3.0).
+    conviction_step
+        (`default` profile) How fast benign scores fall (default: 0.6).
+    recovery_step
+        (`default` profile) How fast benign scores rise; bad ones rise more slowly (default: 0.2).
+    min_reputation
+        (`default` profile) Below this benign score a client is held out even if nothing is found against its update; no
+        single round brings a newcomer there (default: -0.7).
+    rollback
+        (`default` profile) Whether the model is rolled back once attackers are detected whose updates had been accepted
+        (default: True).
+    elimination_share
+        (`default` profile) The share of the attackers' clipped pull that is removed in a round (default: 0.5).
+    elimination_bound
+        (`default` profile) The largest removal in a round, as a multiple of the accepted clients' step (default: 2.0).
+    elimination_allowance
+        (`default` profile) How many usual norms may be removed in all, if the model seems to have been poisoned before
+        the guard started (default: 20.0).
+    max_pull
+        (`default` profile) Attackers that pull by this many usual norms find nothing of their backdoor in the model:
+        nothing is removed (default: 8.0).
+    poisoned_pull
+        (`default` profile) Attackers that pull by this many usual norms did not find their backdoor in the model at
+        first (default: 3.0).
+    poisoned_similarity
+        (`default` profile) Nor did attackers whose updates have this mean cosine (default: 0.6).
+    attribute_history
+        (`paper` profile) κ1: the weight of a client's remembered attributes (default: 0.1).
+    relation_history
+        (`paper` profile) κ2: the weight of a pair's remembered relation (default: 0.1).
+    momentum
+        (`paper` profile) Whether κ1 and κ2 weigh the history, or the new values as the equation is printed (default:
+        "history").
+    fade_absent
+        (`paper` profile) Whether history fades while a client is absent (as printed) (default: False).
+    memory_limit
+        (`paper` profile) How many pairs of clients are remembered, and a tenth as many clients (default: 1_000_000).
+    edge_scaling
+        (`paper` profile) tanh(max(E, 0)), or exp(-tanh(max(E, 0))) as printed (default: "similarity").
+    min_clusters
+        (`paper` profile) The smallest number Q of clusters (default: 2).
+    min_cluster_size
+        (`paper` profile) HDBSCAN's smallest cluster (default: 2).
+    latent_dim
+        (`paper` profile) d3: the dimension of the latent representations Z (default: 32).
+    hidden_dim
+        (`paper` profile) The width of the encoder's first layer (default: 32).
+    pretrain_epochs
+        (`paper` profile) E_p: steps on the reconstruction loss alone (default: 30).
+    cluster_epochs
+        (`paper` profile) E_c: steps on reconstruction and clustering loss together (default: 30).
+    learning_rate
+        (`paper` profile) Adam's learning rate for the encoder and the centres (default: 0.001).
+    clustering_weight
+        (`paper` profile) λ: the weight of the clustering loss (default: 0.1).
+    cluster_size_weight
+        (`paper` profile) κ3: the weight of a cluster's size beside its members' benign scores (default: 0.3).
+    score_percentile
+        (`paper` profile) α1: members of the benign cluster below this percentile of benign scores are held out
+        (default: 25.0).
+    distance_percentile
+        (`paper` profile) α2: members of the benign cluster beyond this percentile of distances are held out (default:
+        75.0).
+    score_step
+        (`paper` profile) κ4: how fast benign scores move (default: 0.5).
+    score_update
+        (`paper` profile) "signed" moves scores towards +1 and -1; "printed" is the multiplicative equation (default:
+        "signed").
+    score_init
+        (`paper` profile) Whether 10^-3 in N(0, 10^-3) is the variance or the standard deviation of first scores, or all
+        start at 0 (default: "variance").
+    distance_weighting
+        (`paper` profile) Whether clients near their cluster's centre weigh more, or those far from it as printed
+        (default: "near").
+    elimination_rate
+        (`paper` profile) γ: the strength of the elimination (default: 0.01).
+    **own_settings
+        Settings of a profile of your own.
+
+    Attributes
+    ----------
+    round : int
+        Rounds decided so far.
+    observer, construction, clustering, filtering, elimination
+        The parts of the guard, with their settings and memories.
+
+    References
+    ----------
+    Hao Yu et al., "G²uardFL: Safeguarding Federated Learning Against Backdoor Attacks through Attributed Client Graph
+    Clustering".
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> model = {"fc.weight": np.zeros((2, 3), np.float32), "fc.bias": np.zeros(2, np.float32)}
+    >>> clients = {i: {name: array + i for name, array in model.items()} for i in range(4)}
+    >>> result = G2uardFL(seed=0).aggregate(model, clients)
+    >>> result.weights["fc.weight"].shape, sorted(result.verdicts)
+    ((2, 3), [0, 1, 2, 3])
+    >>> G2uardFL(score_percentile=10.0)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    g2uardfl.core.errors.ConfigError: score_percentile is a setting of profile='paper', not of ...
+    """
+
+    def __init__(
+        self,
+        profile: str = "default",
+        *,
+        seed: int = 0,
+        eliminate: bool | None = None,
+        sketch_width: int | None = None,
+        window: int | None = None,
+        min_evidence: float | None = None,
+        min_lead: float | None = None,
+        heterogeneous_lead: float | None = None,
+        twin_similarity: float | None = None,
+        outlier_z_score: float | None = None,
+        reputation_weight: float | None = None,
+        conviction_step: float | None = None,
+        recovery_step: float | None = None,
+        min_reputation: float | None = None,
+        rollback: bool | None = None,
+        elimination_share: float | None = None,
+        elimination_bound: float | None = None,
+        elimination_allowance: float | None = None,
+        max_pull: float | None = None,
+        poisoned_pull: float | None = None,
+        poisoned_similarity: float | None = None,
+        attribute_history: float | None = None,
+        relation_history: float | None = None,
+        momentum: Literal["history", "printed"] | None = None,
+        fade_absent: bool | None = None,
+        memory_limit: int | None = None,
+        edge_scaling: Literal["similarity", "printed"] | None = None,
+        min_clusters: int | None = None,
+        min_cluster_size: int | None = None,
+        latent_dim: int | None = None,
+        hidden_dim: int | None = None,
+        pretrain_epochs: int | None = None,
+        cluster_epochs: int | None = None,
+        learning_rate: float | None = None,
+        clustering_weight: float | None = None,
+        cluster_size_weight: float | None = None,
+        score_percentile: float | None = None,
+        distance_percentile: float | None = None,
+        score_step: float | None = None,
+        score_update: Literal["signed", "printed"] | None = None,
+        score_init: Literal["variance", "deviation", "zero"] | None = None,
+        distance_weighting: Literal["near", "printed"] | None = None,
+        elimination_rate: float | None = None,
+        **own_settings: Any,
+    ) -> None:
+        given = {name: value for name, value in locals().items() if name in _KEYWORDS and value is not None}
+        super().__init__(profile, seed, {**given, **own_settings})
+
+    @classmethod
+    def _with(cls: type[AnyGuard], configuration: Mapping[str, Any]) -> AnyGuard:
+        return cls(**configuration)
+
+
+_KEYWORDS = G2uardFL.__init__.__annotations__.keys() - {"profile", "seed", "own_settings", "return"}

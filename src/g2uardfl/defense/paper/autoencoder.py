@@ -1,0 +1,165 @@
+"""A graph auto-encoder whose latent space is clustered (section Graph Clustering).
+
+The encoder is two graph-convolution layers (Kipf and Welling), Z = Â relu(Â X W1 + b1) W2 + b2 with
+Â = D^-1/2 (E with ones on the diagonal) D^-1/2. It is pre-trained to reconstruct E as sigmoid(Z Zᵀ); then encoder and
+cluster centres are trained together on L_rec + λ L_clus. HDBSCAN on the attributes says how many clusters there are,
+k-means on Z where their centres start.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...core.numerics import Array
+from ...core.threads import one_thread
+from ..stages import Clusters
+
+
+@dataclass(frozen=True)
+class LatentClusters(Clusters):
+    """Clusters in the auto-encoder's latent space; the hard assignment is argmax_j P_ij, and a cluster may be empty."""
+
+    latent: Array
+    """Z, (clients x latent dimensions)."""
+    centres: Array
+    """Q, (clusters x latent dimensions)."""
+    soft: Array
+    """P, (clients x clusters): rows sum to 1."""
+
+    @staticmethod
+    def of(latent: Array, centres: Array, soft: Array) -> LatentClusters:
+        """The clusters with the hard assignment of `soft`."""
+        return LatentClusters(soft.argmax(axis=1), soft.max(axis=1), latent, centres, soft)
+
+    @property
+    def distances(self) -> Array:
+        """d_i, the distance of each client from the centre of its cluster."""
+        distances: Array = np.linalg.norm(self.latent - self.centres[self.labels], axis=1)
+        return distances
+
+
+def cluster_count(attributes: Array, *, min_clusters: int, min_cluster_size: int) -> int:
+    """Q: the number of clusters HDBSCAN finds among the attributes, noise counting as one.
+
+    At least `min_clusters`, and never more than half as many as there are clients (or `min_clusters`).
+    """
+    from sklearn.cluster import HDBSCAN
+
+    clients = len(attributes)
+    size = max(2, min(min_cluster_size, clients))
+    labels = HDBSCAN(min_cluster_size=size, copy=True).fit_predict(attributes)
+    found = len(np.unique(labels))
+    return int(max(min_clusters, min(found, clients // 2)))
+
+
+def normalised_adjacency(adjacency: Array) -> Array:
+    """Â = D^-1/2 A D^-1/2, where A is the adjacency matrix with ones on the diagonal and D its row sums."""
+    connected = np.array(adjacency, dtype=np.float64)
+    np.fill_diagonal(connected, 1.0)
+    scale = 1.0 / np.sqrt(connected.sum(axis=1))
+    result: Array = scale[:, None] * connected * scale[None, :]
+    return result
+
+
+def soft_assignment(latent: Tensor, centres: Tensor) -> Tensor:
+    """P_ij, the softmax over clusters of -||Z_i - Q_j||² / 2."""
+    squared = (latent[:, None, :] - centres[None, :, :]).square().sum(dim=2)
+    return torch.softmax(-0.5 * squared, dim=1)
+
+
+def reconstruction_loss(latent: Tensor, adjacency: Tensor) -> Tensor:
+    """L_rec: the cross-entropy between the adjacency matrix (soft labels) and sigmoid(Z Zᵀ), summed over pairs."""
+    return torch.nn.functional.binary_cross_entropy_with_logits(latent @ latent.T, adjacency, reduction="sum")
+
+
+def clustering_loss(soft: Tensor) -> Tensor:
+    """L_clus = KL(hard || soft): with a one-hot hard assignment, the sum of -log of each row's largest entry."""
+    return -soft.max(dim=1).values.clamp_min(torch.finfo(soft.dtype).tiny).log().sum()
+
+
+class GraphAutoEncoder:
+    """Two graph-convolution layers; weights by Glorot's rule from `seed`, nothing from global generators."""
+
+    def __init__(self, inputs: int, hidden: int, latent: int, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.first = _glorot(inputs, hidden, generator)
+        self.first_bias = torch.zeros(hidden, dtype=torch.float64, requires_grad=True)
+        self.second = _glorot(hidden, latent, generator)
+        self.second_bias = torch.zeros(latent, dtype=torch.float64, requires_grad=True)
+
+    def parameters(self) -> list[Tensor]:
+        """What is trained."""
+        return [self.first, self.first_bias, self.second, self.second_bias]
+
+    def encode(self, propagated: Tensor, propagation: Tensor) -> Tensor:
+        """Z from `propagated` = Â X, which stays the same while the encoder is trained, and `propagation` = Â."""
+        hidden = torch.relu(propagated @ self.first + self.first_bias)
+        return propagation @ (hidden @ self.second) + self.second_bias
+
+
+@one_thread()
+def cluster_graph(
+    attributes: Array,
+    adjacency: Array,
+    *,
+    clusters: int,
+    hidden_dim: int,
+    latent_dim: int,
+    pretrain_epochs: int,
+    cluster_epochs: int,
+    learning_rate: float,
+    clustering_weight: float,
+    seed: int,
+) -> LatentClusters:
+    """Embed the sub-graph of the round's clients and divide it into at most `clusters` clusters.
+
+    The same inputs and `seed` give the same clustering, bit for bit.
+    """
+    encoder = GraphAutoEncoder(attributes.shape[1], hidden_dim, latent_dim, seed)
+    propagation = torch.from_numpy(normalised_adjacency(adjacency))
+    target = torch.from_numpy(np.ascontiguousarray(adjacency, dtype=np.float64))
+    propagated = propagation @ torch.from_numpy(np.ascontiguousarray(attributes, dtype=np.float64))
+
+    optimizer = torch.optim.Adam(encoder.parameters(), lr=learning_rate)
+    for _ in range(pretrain_epochs):
+        _step(optimizer, reconstruction_loss(encoder.encode(propagated, propagation), target))
+
+    with torch.no_grad():
+        start = encoder.encode(propagated, propagation).numpy()
+    centres = torch.from_numpy(_kmeans_centres(start, clusters, seed)).requires_grad_()
+    optimizer = torch.optim.Adam([*encoder.parameters(), centres], lr=learning_rate)
+    for _ in range(cluster_epochs):
+        latent = encoder.encode(propagated, propagation)
+        loss = clustering_loss(soft_assignment(latent, centres))
+        _step(optimizer, reconstruction_loss(latent, target) + clustering_weight * loss)
+
+    with torch.no_grad():
+        latent = encoder.encode(propagated, propagation)
+        soft = soft_assignment(latent, centres)
+    return LatentClusters.of(latent.numpy(), centres.detach().numpy(), soft.numpy())
+
+
+def _step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+    optimizer.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+
+
+def _glorot(inputs: int, outputs: int, generator: torch.Generator) -> Tensor:
+    bound = (6.0 / (inputs + outputs)) ** 0.5
+    uniform = torch.rand(inputs, outputs, generator=generator, dtype=torch.float64)
+    weights: Tensor = (2 * uniform - 1) * bound
+    return weights.requires_grad_()
+
+
+def _kmeans_centres(latent: Array, clusters: int, seed: int) -> Array:
+    """Centres of k-means; where there are fewer distinct points than clusters, some centres coincide."""
+    from sklearn.cluster import KMeans
+
+    distinct = len(np.unique(latent, axis=0))
+    found = KMeans(min(clusters, distinct), n_init=10, random_state=seed).fit(latent).cluster_centers_
+    return np.asarray(found[np.arange(clusters) % len(found)], dtype=np.float64)
