@@ -82,7 +82,8 @@ def play(config: dict[str, Any]) -> list[dict[str, Any]]:
                 client: {name: value for name, value in verdict.items() if name != "reason"}
                 for client, verdict in record["verdicts"].items()
             }
-            found.append({"model": digest.hexdigest()[:16], "verdicts": verdicts, "asr": record["asr"]})
+            did = [event["kind"] for event in record.get("events", ())]
+            found.append({"model": digest.hexdigest()[:16], "verdicts": verdicts, "asr": record["asr"], "did": did})
             if interrupted and record["round"] == 11:
                 simulation.stop_asked = True
 
@@ -110,7 +111,8 @@ def first_difference(before: list[dict[str, Any]], after: list[dict[str, Any]]) 
             if new["verdicts"].get(client) != verdict:
                 return f"round {number}, client {client}: {verdict} before, {new['verdicts'].get(client)} after"
         if old["model"] != new["model"]:
-            return f"round {number}: same verdicts, another model (ASR {old['asr']} before, {new['asr']} after)"
+            scores = f"ASR {old['asr']} before, {new['asr']} after"
+            return f"round {number}: same verdicts, another model; {scores}; the guard did {new['did']}"
     return ""
 
 

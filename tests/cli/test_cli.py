@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import g2uardfl
+from helpers.runs import timeless_rounds
 
 PROGRAM = [sys.executable, "-c", "from g2uardfl.cli import main; main()"]
 
@@ -106,10 +107,7 @@ def test_a_run_writes_a_directory_and_refuses_to_overwrite_it(cli, tmp_path):
     assert cli(*arguments, "--overwrite").returncode == 0
     from_file = cli("run", "--config", str(folder / "config.toml"), "--out", "other")
     assert from_file.returncode == 0, from_file.stderr
-    first, second = (
-        [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in (place / "rounds.jsonl").open()]
-        for place in (folder, tmp_path / "other")
-    )
+    first, second = (timeless_rounds(place) for place in (folder, tmp_path / "other"))
     assert first == second
     assert cli("report", str(folder), "other", "--out", "both.html").returncode == 0
     assert (tmp_path / "both.html").stat().st_size > 100_000
@@ -140,7 +138,7 @@ def test_list_names_what_there_is(cli):
         (["run", "--nonsense"], "--nonsense"),
         (["run", "--set", "x"], "key=value"),
         (["run", "--set", "defence.x=1"], "before the dot"),
-        (["run", "--defense", "g2uardfl", "--set", "score_step=9"], "score_step=9"),
+        (["run", "--defense", "g2uardfl", "--set", "recovery_step=9"], "recovery_step=9"),
         (["run", "--config", "none.toml"], "cannot read none.toml"),
         (["run", "--model", "huge"], "no model 'huge'"),
         (["report", "nowhere"], "not a run directory"),

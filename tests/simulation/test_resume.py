@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import random
 import signal
@@ -20,6 +19,7 @@ from g2uardfl.simulation.config import RunConfig
 from g2uardfl.simulation.directory import FinishedRun, RunDirectory, resumed
 from g2uardfl.simulation.run import Interrupted, Simulation
 from g2uardfl.simulation.schedule import Schedule
+from helpers.runs import timeless_rounds, timeless_summary
 
 CONFIG = RunConfig(
     task="digits", attack="black_box", defense="g2uardfl", rounds=7, checkpoint_every=2, start="scratch", churn=0.2
@@ -40,18 +40,8 @@ def whole(all_threads, tmp_path_factory):
 
 
 def assert_same_result(path, whole):
-    def rounds(place):
-        records = [json.loads(line) for line in (place / "rounds.jsonl").read_text().splitlines()]
-        return [{key: value for key, value in record.items() if key != "seconds"} for record in records]
-
-    def summary(place):
-        timed = ("rounds_per_second", "defend_seconds_median", "peak_memory_mb", "environment")
-        return {
-            key: value for key, value in json.loads((place / "summary.json").read_text()).items() if key not in timed
-        }
-
-    assert rounds(path) == rounds(whole)
-    assert summary(path) == summary(whole)
+    assert timeless_rounds(path) == timeless_rounds(whole)
+    assert timeless_summary(path) == timeless_summary(whole)
     assert (path / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
 

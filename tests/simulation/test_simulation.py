@@ -23,6 +23,7 @@ from g2uardfl.simulation.schedule import Schedule
 from g2uardfl.simulation.start import converged_start, fresh_weights, start_key, write_model
 from g2uardfl.training.engine import make_engine
 from g2uardfl.training.local import Job, Recipe, batches, share_predicted, train_locally
+from helpers.runs import without_times
 
 SMALL = RunConfig(task="digits", attack="black_box", defense="g2uardfl", rounds=3, start="scratch", seed=4)
 
@@ -35,10 +36,6 @@ def digits():
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("G2UARDFL_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
-
-
-def without_times(record):
-    return {key: value for key, value in record.items() if key != "seconds"}
 
 
 def test_digits_are_split_without_overlap_and_their_backdoor_is_a_lit_corner(digits):
@@ -143,7 +140,10 @@ def test_a_run_directory_holds_what_the_contract_names(tmp_path):
     assert json.loads((tmp_path / "run/summary.json").read_text()) == json.loads(json.dumps(summary))
     assert [record["round"] for record in run.rounds] == list(range(1, 13))
     record = run.rounds[-1]
-    assert set(record) == {"round", "acc", "asr", "selected", "malicious", "attacking", "verdicts", "seconds"}
+    assert set(record) == {
+        *("round", "acc", "asr", "selected", "malicious", "attacking", "verdicts", "seconds"),
+        *("note", "events", "stage_seconds"),
+    }
     assert set(record["seconds"]) == {"train", "defend", "evaluate"}
     assert set(record["verdicts"]) == {str(client) for client in record["selected"]}
     assert set(record["malicious"]) == set(record["selected"]) & simulation.schedule.malicious
@@ -157,7 +157,7 @@ def test_a_run_directory_holds_what_the_contract_names(tmp_path):
 
 
 def test_a_config_file_is_enough_to_run_again(tmp_path):
-    config = dataclasses.replace(SMALL, alpha=math.inf, defense_settings={"score_step": 0.25})
+    config = dataclasses.replace(SMALL, alpha=math.inf, defense_settings={"recovery_step": 0.25})
     first = Simulation(config)
     (tmp_path / "config.toml").write_text(first.config.to_toml())
     assert RunConfig.from_file(tmp_path / "config.toml") == first.config
@@ -319,8 +319,18 @@ def test_every_engine_runs_the_same_rounds(engine):
 
 def test_processes_are_started_only_for_enough_work(digits):
     model = digits.build_model()
-    small = dataclasses.replace(SMALL, rounds=10).resolved(digits.defaults)
-    assert type(make_engine(small, digits, model)).__name__ == "LoopEngine"
-    large = make_engine(dataclasses.replace(small, rounds=100_000), digits, model)
-    assert type(large).__name__ == "WorkerEngine"
-    large.close()
+    assert type(make_engine("auto", digits, model, samples=1e4)).__name__ == "LoopEngine"
+    large = make_engine("auto", digits, model, samples=1e9, workers=1)
+    try:
+        assert type(large).__name__ == "WorkerEngine"
+    finally:
+        large.close()
+
+
+def test_a_run_reports_its_work_to_the_choice_of_engine():
+    for rounds, expected in ((10, "LoopEngine"), (100_000, "WorkerEngine")):
+        engine = Simulation(dataclasses.replace(SMALL, rounds=rounds, workers=1)).engine
+        try:
+            assert type(engine).__name__ == expected
+        finally:
+            engine.close()

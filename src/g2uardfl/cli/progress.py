@@ -1,4 +1,4 @@
-"""Progress on a terminal: a bar with the latest ACC and ASR, and nothing where nobody watches."""
+"""Progress on a terminal: a bar with the latest ACC and ASR; no bar where the output is not a terminal."""
 
 from __future__ import annotations
 
@@ -18,8 +18,12 @@ if TYPE_CHECKING:
     from ..simulation.run import Simulation
 
 
+_SHOWN = ("rolled_back", "model_kept")
+"""The events that are printed; eliminations may come in every round."""
+
+
 def bar(console: Console) -> Progress:
-    """A progress display in the house style."""
+    """A progress display."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -33,12 +37,12 @@ def bar(console: Console) -> Progress:
 
 @contextmanager
 def stopping_after_the_round(simulation: Simulation, place: Path) -> Iterator[None]:
-    """Turn the first Ctrl-C into a stop after the round under way, so that nothing is lost; a second one is at once."""
+    """Turn the first Ctrl-C into a stop after the current round, so that nothing is lost; a second one stops at once."""
 
     def ask(_number: int, _frame: object) -> None:
         simulation.stop_asked = True
         signal.signal(signal.SIGINT, before)
-        typer.echo(f"\nStopping after this round; go on later with: g2uardfl resume {place}", err=True)
+        typer.echo(f"\nStopping after this round; continue later with: g2uardfl resume {place}", err=True)
 
     before = signal.signal(signal.SIGINT, ask)
     try:
@@ -48,7 +52,10 @@ def stopping_after_the_round(simulation: Simulation, place: Path) -> Iterator[No
 
 
 class ProgressBar(Callback):
-    """Shows a run as it goes: rounds, ACC, ASR and how many clients were refused in the last round."""
+    """Shows a run as it goes: rounds, ACC, ASR, how many clients the last round refused, and large steps of the guard.
+
+    What the guard does in every round is in `rounds.jsonl` and on the report page.
+    """
 
     def __init__(self, progress: Progress, description: str) -> None:
         self._progress = progress
@@ -69,6 +76,9 @@ class ProgressBar(Callback):
         decisions = [verdict["decision"] for verdict in record["verdicts"].values()]
         refused = sum(decision in ("malicious", "held_out", "invalid") for decision in decisions)
         self._progress.update(self._bar, advance=1, note=f"{self._scores}  refused {refused} of {len(decisions)}")
+        for event in record["events"]:
+            if event["kind"] in _SHOWN:
+                self._progress.console.print(f"round {record['round']}: {event['message']}", highlight=False)
 
     def _show(self, acc: float, asr: float) -> None:
         self._scores = f"ACC {100 * acc:5.1f} %  ASR {100 * asr:5.1f} %"

@@ -68,6 +68,10 @@ class Clusters:
     membership: Array
     """For each node the probability that it belongs to its cluster."""
 
+    def describe(self, label: int) -> str:
+        """What there is to say about an update of cluster `label`, as a clause of a reason."""
+        return f"its update is in a cluster with {int(np.count_nonzero(self.labels == label)) - 1} others"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:

@@ -125,8 +125,8 @@ def with_assignments(values: Mapping[str, Any], assignments: list[str]) -> dict[
     A key is a field of `RunConfig`, or `defense.KEY`, `attack.KEY`, `task.KEY`; a plain key that is no field is a
     setting of the defence. Values are read as TOML, and as plain text where they are none.
 
-    >>> with_assignments({}, ["rounds=3", "score_step=0.2", "task.edge=full"])
-    {'rounds': 3, 'defense_settings': {'score_step': 0.2}, 'task_settings': {'edge': 'full'}}
+    >>> with_assignments({}, ["rounds=3", "window=50", "task.edge=full"])
+    {'rounds': 3, 'defense_settings': {'window': 50}, 'task_settings': {'edge': 'full'}}
     """
     changed = dict(values)
     fields = {item.name for item in dataclasses.fields(RunConfig)}

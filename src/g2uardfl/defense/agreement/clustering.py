@@ -46,11 +46,22 @@ class SubmissionPrior(Prior):
 
 @dataclass(frozen=True)
 class CommunityClusters(Clusters):
-    """Label 0 is for submissions in no community, label i for those in `communities[i - 1]`."""
+    """Label 0 is for submissions in no community of attackers; all others are suspected by their `membership`."""
 
-    communities: tuple[Community, ...]
-    twins: tuple[int | None, ...]
-    """For each client of this round the row of its twin, if it has one."""
+    communities: tuple[Community, ...] = ()
+    """What is known about the communities 1, 2, ...; another clustering may leave it empty."""
+    twins: tuple[int | None, ...] = ()
+    """For each client of this round the row of its twin, if it has one; empty for a clustering that finds none."""
+
+    def describe(self, label: int) -> str:
+        """How similar the members of a community are."""
+        if not self.communities:
+            return super().describe(label)
+        community = self.communities[label - 1]
+        return (
+            f"its update is similar to {int(community.members.sum()) - 1} others of the last rounds "
+            f"(mean similarity {community.similarity:.1f}, evidence {community.evidence:.0f})"
+        )
 
 
 class CommunityClustering(Clustering[SubmissionGraph, SubmissionPrior, CommunityClusters]):

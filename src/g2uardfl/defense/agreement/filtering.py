@@ -134,7 +134,8 @@ class ReputationFiltering(Filtering[SubmissionGraph, SubmissionPrior, CommunityC
         suspicion = np.where(z_scores > allowed, 1 - allowed / 2 / np.maximum(z_scores, allowed), 0.0)
         usual = self.history.usual_norm or float(np.median(evidence.norms))
         not_negligible = evidence.shapes[:, 0] > math.log(usual / _NEGLIGIBLE)
-        suspicion[not_negligible & [twin is not None for twin in clusters.twins]] = 1.0
+        if clusters.twins:
+            suspicion[not_negligible & [twin is not None for twin in clusters.twins]] = 1.0
         return np.maximum(suspicion, clusters.membership[evidence.here])
 
     def _reasons(
@@ -165,16 +166,12 @@ class ReputationFiltering(Filtering[SubmissionGraph, SubmissionPrior, CommunityC
     def _grounds(
         self, row: int, evidence: SubmissionGraph, clusters: CommunityClusters, z_scores: Array, suspicion: Array
     ) -> str:
-        label, twin = clusters.labels[evidence.here][row], clusters.twins[row]
+        label = int(clusters.labels[evidence.here][row])
+        twin = clusters.twins[row] if clusters.twins else None
         if z_scores[row] > self.settings.outlier_z_score:
             return f"its update's norm or peak is far above the usual (z-score {z_scores[row]:.0f})"
         if label:
-            community = clusters.communities[label - 1]
-            others = int(community.members.sum()) - 1
-            return (
-                f"its update is similar to {others} others of the last rounds "
-                f"(mean similarity {community.similarity:.1f}, evidence {community.evidence:.0f})"
-            )
+            return clusters.describe(label)
         if twin is not None:
             return f"its update is almost the same as that of client {evidence.clients[twin]!r}"
         return f"its update is suspicious (probability {suspicion[row]:.2f}) and its benign score is low"
