@@ -16,7 +16,7 @@ from ..core.settings import build, number
 from ..core.state_files import SavedState, read_state, write_state
 from .observation import Observation, Observer
 from .profiles import build_parts
-from .stages import Clustering, Construction, Elimination, Evidence, Filtering, Judgement, Step
+from .stages import Clustering, Construction, Elimination, Evidence, Filtering, Judgement, Stage, Step
 
 _KIND = "guard"
 AnyGuard = TypeVar("AnyGuard", bound="Guard")
@@ -48,19 +48,18 @@ class Guard(Aggregator):
 
     def __init__(self, profile: str, seed: int, settings: Mapping[str, Any]) -> None:
         self.profile, self.seed = profile, build(_Seed, {"seed": seed}).seed
-        self._begin(settings)
+        self._install(build_parts(profile, self.seed, settings))
+        self.round = 0
+        """Rounds decided so far."""
+        self._signature: list[list[Any]] | None = None
 
-    def _begin(self, settings: Mapping[str, Any]) -> None:
-        """Start with empty memories."""
-        parts = self._parts = build_parts(self.profile, self.seed, settings)
+    def _install(self, parts: dict[str, Stage]) -> None:
+        self._parts = parts
         self.observer = cast("Observer", parts["observer"])
         self.construction = cast("Construction[Any, Any]", parts["construction"])
         self.clustering = cast("Clustering[Any, Any, Any]", parts["clustering"])
         self.filtering = cast("Filtering[Any, Any, Any, Any]", parts["filtering"])
         self.elimination = cast("Elimination[Any, Any]", parts["elimination"])
-        self.round = 0
-        """Rounds decided so far."""
-        self._signature: list[list[Any]] | None = None
 
     def configuration(self) -> dict[str, Any]:
         """Profile, seed and all settings by name."""
@@ -131,15 +130,16 @@ class Guard(Aggregator):
                     f"this state belongs to profile={saved['profile']!r}, not to profile={self.profile!r}: "
                     "choose that profile, or start anew"
                 )
-            self.seed = int(saved["seed"])
-            self._begin(self._stage_settings())
-            self.round, self._signature = int(state.values["round"]), state.values["signature"]
-            for name, part in self._parts.items():
+            seed, number, signature = int(saved["seed"]), int(state.values["round"]), state.values["signature"]
+            parts = build_parts(self.profile, seed, self._stage_settings())
+            for name, part in parts.items():
                 part.restore(state.part(name))
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(
                 f"this guard state is incomplete ({error}): restore it from a copy or start anew"
             ) from error
+        self._install(parts)
+        self.seed, self.round, self._signature = seed, number, signature
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the whole state to one file, atomically and without pickle."""
