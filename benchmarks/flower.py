@@ -1,9 +1,9 @@
-"""What a strategy costs a Flower server: seconds of `aggregate_train` on the same replies, side by side.
+"""The cost of a strategy on a Flower server: seconds of `aggregate_train` on the same replies.
 
     python benchmarks/flower.py
 
-Flower's FedAvg and Multi-Krum beside the guard, alone, with its state saved after every round, and outside Flower.
-Each figure is the median over the repetitions; `adds` is what is on top of FedAvg's.
+Compares Flower's FedAvg and MultiKrum with the guard: in Flower, in Flower with its state saved after every round, and
+without Flower. Each figure is the median over the repetitions; `adds` is the difference from FedAvg.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def strategies(count: int, folder: Path) -> dict[str, Any]:
 
 
 def rounds(count: int, weights: dict[str, np.ndarray], sent: dict[int, Any], folder: Path) -> dict[str, Round]:
-    """A round of each strategy, and one of the guard on plain arrays without Flower; guards have a full memory."""
+    """A round of each strategy, and one of the guard without Flower; the windows of the guards are full."""
     start = ArrayRecord({name: Array(array) for name, array in weights.items()})
     replies = [reply(node + 1, arrays) for node, arrays in sent.items()]
     guard = g2uardfl.G2uardFL()
@@ -70,13 +70,13 @@ def rounds(count: int, weights: dict[str, np.ndarray], sent: dict[int, Any], fol
     found = {name: one(strategy) for name, strategy in strategies(count, folder).items()}
     found["G2uardFL.aggregate alone"] = lambda: guard.aggregate(weights, sent)
     for name in [name for name in found if "g2uardfl" in name.lower()]:
-        for _ in range(guard.config.window // count):
+        for _ in range(-(-guard.configuration()["window"] // count)):
             found[name]()
     return found
 
 
 def timed(functions: dict[str, Round], repetitions: int) -> dict[str, tuple[float, float]]:
-    """The median seconds of each, by the clock and of all cores, taken in turn so that a busy moment hits all alike."""
+    """The median wall-clock and CPU seconds of each, measured in turn, so that a busy moment affects all of them."""
     seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in functions}
     for repetition in range(repetitions + 1):
         for name, function in functions.items():
@@ -102,7 +102,7 @@ def main() -> None:
             found = timed(rounds(count, weights, sent, Path(folder)), arguments.repetitions)
         print(f"\n{count} replies of {sum(array.size for array in weights.values()):,} parameters")
         for name, (clock, cores) in found.items():
-            added = f"adds {clock - found[BASE][0]:7.3f} s, {cores - found[BASE][1]:7.3f} s of all cores"
+            added = f"adds {clock - found[BASE][0]:7.3f} s, {cores - found[BASE][1]:7.3f} s of CPU time"
             print(f"  {name:<30}{clock:>8.3f} s   {added}")
 
 

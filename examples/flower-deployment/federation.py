@@ -1,9 +1,9 @@
-"""The processes of a federation on this machine, and the story they go through. Everything stays on 127.0.0.1.
+"""The processes of a federation on this machine, two of which are killed and started again. All listen on 127.0.0.1.
 
-    python federation.py      # start, kill a SuperNode, kill the SuperLink, start both again, go on; about two minutes
+    python federation.py      # about three minutes
 
-Every process is stopped by its id. A folder, new each time unless `--folder` names one, keeps keys, logs, state and
-audit.
+Keys, logs, state and audit are in a new folder, or in the one that `--folder` names. All processes are killed at the
+end.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from make_certificates import make_certificates
 from g2uardfl.flower import Audit
 
 HERE = Path(__file__).resolve().parent
+PATIENCE = 600.0
+"""Seconds to wait for one step; the slowest takes about 90 seconds on two cores."""
 
 
 class Federation:
@@ -61,16 +63,16 @@ class Federation:
             )
 
     def start_superlink(self) -> None:
-        """TLS, authenticated nodes, and a database so that nodes keep their ids when it restarts."""
+        """Start a SuperLink with TLS, authenticated nodes, and a database, so that nodes keep their ids."""
         self.start(
             "superlink", "flower-superlink", "--host", "127.0.0.1", "--port", str(self.port),
             "--ssl-ca-certfile", str(self.keys / "ca.crt"), "--ssl-certfile", str(self.keys / "server.pem"),
             "--ssl-keyfile", str(self.keys / "server.key"), "--enable-supernode-auth",
             "--database", str(self.folder / "superlink.db"), "--disable-runtime-dependency-installation",
         )  # fmt: skip
-        wait_for(self._answers, 60, "the SuperLink answers")
+        wait_for(self._is_ready, "the SuperLink is ready")
 
-    def _answers(self) -> bool:
+    def _is_ready(self) -> bool:
         trusted = ssl.create_default_context(cafile=str(self.keys / "ca.crt"))
         with contextlib.suppress(OSError):
             urllib.request.urlopen(f"https://127.0.0.1:{self.port}/health", context=trusted, timeout=5).close()
@@ -78,7 +80,7 @@ class Federation:
         return False
 
     def register_nodes(self) -> dict[int, str]:
-        """Tell the SuperLink which public keys it may trust; node number -> the id it gave, as the audit has it."""
+        """Register the public keys at the SuperLink; returns node number -> node id, as in the audit."""
         ids = {}
         for number in range(1, self.nodes + 1):
             answer = self.flwr("supernode", "register", str(self.keys / f"node-{number}.pub"), "--format", "json")
@@ -96,25 +98,25 @@ class Federation:
         )  # fmt: skip
 
     def revive_supernode(self, number: int) -> None:
-        """Start a SuperNode that gave up, as a service manager would.
+        """Start a SuperNode again if it has exited, as a service manager would.
 
-        The SuperLink takes a node that was killed for alive until it has missed two heartbeats (a minute), and turns
-        its successor away so long.
+        The SuperLink considers a killed node alive until it has missed two heartbeats (a minute), and refuses its
+        successor until then.
         """
         if self.processes[f"supernode-{number}"].poll() is not None:
             self.start_supernode(number)
 
     def flwr(self, *arguments: str) -> str:
-        """Run one `flwr` command and return what it prints."""
+        """Run one `flwr` command and return its output."""
         done = subprocess.run(
-            ["flwr", *arguments], cwd=self.app, env=self.environment, capture_output=True, text=True, timeout=60
+            ["flwr", *arguments], cwd=self.app, env=self.environment, capture_output=True, text=True, timeout=PATIENCE
         )
         if done.returncode:
             raise RuntimeError(f"flwr {' '.join(arguments)}: {done.stdout} {done.stderr}")
         return done.stdout
 
     def submit(self, **settings: Any) -> int:
-        """Submit the app; the run's id."""
+        """Submit the app and return the id of the run."""
         values = {"state": str(self.state), **settings}
         config = " ".join(f"{name}={json.dumps(value)}" for name, value in values.items())
         return int(json.loads(self.flwr("run", ".", "--format", "json", "--run-config", config))["run-id"])
@@ -125,25 +127,25 @@ class Federation:
         return Audit(path).rounds if path.exists() and path.stat().st_size else []
 
     def rounds_done(self) -> int:
-        """The last round in the audit."""
+        """The number of the last round in the audit."""
         return max((int(record["round"]) for record in self.rounds()), default=0)
 
     def kill(self, name: str) -> None:
-        """End a process and all that it started, without a word of warning."""
+        """Kill a process and all processes that it started."""
         process = self.processes.pop(name)
         for group in groups_below(process.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(group, signal.SIGKILL)
-        process.wait()
+        process.wait(PATIENCE)
 
     def stop(self) -> None:
-        """End everything."""
+        """Kill all processes."""
         for name in list(self.processes):
             self.kill(name)
 
 
 def groups_below(pid: int) -> set[int]:
-    """The process groups of a process and of its descendants (Linux); its own alone elsewhere."""
+    """The process groups of a process and its descendants (Linux), or only its own (elsewhere)."""
     relations = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -157,68 +159,68 @@ def groups_below(pid: int) -> set[int]:
 
 
 def free_port() -> int:
-    """A port nobody listens on."""
+    """A free port on 127.0.0.1."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
-def wait_for(condition: Callable[[], bool], seconds: float, what: str) -> None:
-    """Wait until something holds; say what did not when it takes too long."""
-    end = time.monotonic() + seconds
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    """Wait until `condition` holds; raise TimeoutError if that takes too long."""
+    end = time.monotonic() + PATIENCE
     while not condition():
         if time.monotonic() > end:
-            raise TimeoutError(f"waited {seconds:.0f} s in vain until {what}")
+            raise TimeoutError(f"waited {PATIENCE:.0f} s, but not yet: {what}")
         time.sleep(0.3)
 
 
 def main() -> None:
-    """Go through the story and tell it."""
+    """Run the federation, kill and restart two processes, and print what happens."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path)
     federation = Federation(parser.parse_args().folder or Path(tempfile.mkdtemp(prefix="flower-deployment-")))
     began = time.monotonic()
 
-    def tell(text: str) -> None:
+    def log(text: str) -> None:
         print(f"[{time.monotonic() - began:5.1f} s] {text}", flush=True)
 
     try:
         federation.start_superlink()
-        tell(f"SuperLink with TLS on 127.0.0.1:{federation.port}; logs in {federation.folder / 'logs'}")
+        log(f"SuperLink with TLS on 127.0.0.1:{federation.port}; logs in {federation.folder / 'logs'}")
         ids = federation.register_nodes()
         for number in ids:
             federation.start_supernode(number)
-        tell(f"{len(ids)} authenticated SuperNodes, number {federation.hostile} of them hostile")
+        log(f"{len(ids)} authenticated SuperNodes, number {federation.hostile} of them hostile")
         federation.submit()
-        wait_for(lambda: federation.rounds_done() >= 2, 120, "two rounds are done")
-        tell("two rounds are done; now SuperNode 1 is killed")
+        wait_for(lambda: federation.rounds_done() >= 2, "two rounds are done")
+        log("two rounds are done: killing SuperNode 1")
         federation.kill("supernode-1")
         known = federation.rounds_done()
-        wait_for(lambda: lost(federation, ids[1], known), 120, "a round goes on without SuperNode 1")
-        tell(f"round {federation.rounds_done()} went on without it; now the SuperLink is killed, with the server app")
+        wait_for(lambda: missed_a_round(federation, ids[1], known), "a round is done without SuperNode 1")
+        log(f"round {federation.rounds_done()} is done without it: killing the SuperLink and its server app")
         federation.kill("superlink")
         federation.start_superlink()
         federation.start_supernode(1)
         federation.submit()
-        tell("the SuperLink is back, and the app is submitted again")
-        wait_for(lambda: finished(federation), 240, "all rounds are done")
-        tell("all rounds are done")
+        log("the SuperLink is running again, and the app is submitted again")
+        wait_for(lambda: is_finished(federation), "all rounds are done")
+        log("all rounds are done")
         for record in federation.rounds():
             verdicts = {number: record["verdicts"].get(node, {}).get("decision") for number, node in ids.items()}
             print(f"round {record['round']}:", *(f"{n} {v or 'not asked'}," for n, v in verdicts.items()))
     finally:
         federation.stop()
-    print(f"now try: g2uardfl report {federation.state / 'audit.jsonl'}")
+    print(f"Next: g2uardfl report {federation.state / 'audit.jsonl'}")
 
 
-def lost(federation: Federation, node: str, known: int) -> bool:
-    """Whether a round after `known` was finished that waited for this node in vain."""
+def missed_a_round(federation: Federation, node: str, known: int) -> bool:
+    """Whether a round after `known` is done that this node did not reply to."""
     new = [record for record in federation.rounds() if record["round"] > known]
     return any(record["verdicts"].get(node, {}).get("decision") == "invalid" for record in new)
 
 
-def finished(federation: Federation) -> bool:
-    """Whether the last round is done; as long as it is not, see that SuperNode 1 gets back in."""
+def is_finished(federation: Federation) -> bool:
+    """Whether the last round is done; until then, start SuperNode 1 again whenever it has exited."""
     federation.revive_supernode(1)
     return federation.rounds_done() >= 8
 

@@ -1,8 +1,8 @@
-"""Make what a federation with TLS and authenticated SuperNodes needs: a CA, a server certificate, a key a SuperNode.
+"""Create a certificate authority, a server certificate, and a key for each SuperNode.
 
     python make_certificates.py certificates --nodes 5 --host 127.0.0.1 --host localhost
 
-For trying things out. Where you have a CA of your own, use that.
+For experiments. Use your own certificate authority (CA) if you have one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LIFETIME = datetime.timedelta(days=365)
 def make_certificates(folder: Path, hosts: list[str], nodes: int) -> None:
     """Write `ca.crt`, `server.pem`, `server.key`, and for each node `node-N` and `node-N.pub`."""
     folder.mkdir(parents=True, exist_ok=True)
-    ca_key, ca_name = ec.generate_private_key(ec.SECP384R1()), _name("a certificate authority for trying things out")
+    ca_key, ca_name = ec.generate_private_key(ec.SECP384R1()), _name("a certificate authority for experiments")
     ca = _certificate(ca_name, ca_name, ca_key.public_key(), None).sign(ca_key, hashes.SHA384())
     key = ec.generate_private_key(ec.SECP384R1())
     server = _certificate(_name(hosts[0]), ca_name, key.public_key(), hosts).sign(ca_key, hashes.SHA384())
@@ -41,7 +41,7 @@ def make_certificates(folder: Path, hosts: list[str], nodes: int) -> None:
 def _certificate(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, hosts: list[str] | None
 ) -> x509.CertificateBuilder:
-    """A certificate to sign: a server's for `hosts`, or a CA's where there are none."""
+    """An unsigned certificate: of a server for `hosts`, or of a CA without them."""
     now = datetime.datetime.now(datetime.timezone.utc)
     builder = x509.CertificateBuilder(issuer, subject, key, x509.random_serial_number(), now, now + LIFETIME)
     builder = builder.add_extension(x509.BasicConstraints(ca=hosts is None, path_length=None), critical=True)
@@ -67,11 +67,11 @@ def _write_secret(path: Path, data: bytes) -> None:
 
 
 def main() -> None:
-    """Read the command line."""
+    """Create what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--nodes", type=int, default=5)
-    parser.add_argument("--host", action="append", help="name or address clients reach the SuperLink by")
+    parser.add_argument("--host", action="append", help="name or address of the SuperLink, as clients use it")
     options = parser.parse_args()
     make_certificates(options.folder, options.host or ["127.0.0.1", "localhost"], options.nodes)
 

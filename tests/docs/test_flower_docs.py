@@ -1,8 +1,8 @@
-"""What `docs/flower.md` and the examples' pages show is what the code does."""
+"""The code, settings and messages in `docs/flower.md` and in the READMEs of the examples are real."""
 
 from __future__ import annotations
 
-import dataclasses
+import logging
 import re
 from pathlib import Path
 
@@ -12,10 +12,11 @@ pytest.importorskip("flwr", reason="needs Flower: pip install 'g2uardfl[flower]'
 
 from flwr.app import Context, RecordDict
 
-from g2uardfl import GuardConfig
-from g2uardfl.flower import G2uardFLStrategy, array_record, mods
-from g2uardfl.flower import strategy as strategies
-from helpers.flower import LocalGrid, decisions, honest, play, sends
+from g2uardfl import G2uardFL
+from g2uardfl.aggregators.base import Event, RoundReport
+from g2uardfl.federation import log
+from g2uardfl.flower import Audit, G2uardFLStrategy, array_record, mods
+from helpers.flower import LocalGrid, client_weights, sending, train_round
 from helpers.models import odd_mlp
 
 ROOT = Path(__file__).parents[2]
@@ -28,44 +29,55 @@ class OddModel:
         return odd_mlp()
 
 
-def test_the_server_of_the_page_runs_and_leaves_state_and_audit(tmp_path, monkeypatch):
+def test_the_server_of_the_page_runs_and_writes_state_and_audit(tmp_path):
     scope = {"my_model": OddModel}
-    exec(compile(BLOCKS[0], "docs/flower.md", "exec"), scope)
+    assert "100 - strategy.rounds_done" in BLOCKS[0]
+    exec(compile(BLOCKS[0].replace("100 -", "3 -"), "docs/flower.md", "exec"), scope)
     context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={"state": str(tmp_path)})
-    # Three of the hundred rounds are enough.
-    monkeypatch.setattr(strategies.AggregatorStrategy, "rounds_done", property(lambda _: 97, lambda *_: None), False)
-    scope["main"](LocalGrid({c: sends(w) for c, w in honest(odd_mlp(), clients=20).items()}), context)
+    scope["main"](LocalGrid(sending(client_weights(odd_mlp(), clients=20))), context)
     assert (tmp_path / "guard.state").exists()
-    assert len((tmp_path / "audit.jsonl").read_text().splitlines()) == 3 * 10
+    assert [len(record["verdicts"]) for record in Audit(tmp_path / "audit.jsonl").rounds] == [10, 10, 10]
 
 
-def test_the_identity_of_the_page_names_clients_by_their_keys():
+def test_the_identity_of_the_page_identifies_clients_by_their_keys():
     scope: dict = {}
     exec(compile(BLOCKS[1], "docs/flower.md", "exec"), scope)
-    clients = honest(odd_mlp())
+    clients = client_weights(odd_mlp())
 
     class Keyed(LocalGrid):
         def get_nodes(self):
             return [type("Node", (), {"node_id": c, "public_key": bytes([i])}) for i, c in enumerate(clients)]
 
     strategy = G2uardFLStrategy(identity=scope["by_public_key"](Keyed({})))
-    play(strategy, array_record(odd_mlp()), {c: sends(w) for c, w in clients.items()})
-    assert set(decisions(strategy)) == {f"{i:02x}" for i in range(len(clients))}
+    train_round(strategy, array_record(odd_mlp()), sending(clients))
+    assert set(strategy.verdicts) == {f"{i:02x}" for i in range(len(clients))}
 
 
-def test_the_red_team_of_the_page_can_be_put_together():
+def test_the_red_team_app_of_the_page_can_be_built():
     scope: dict = {}
     exec(compile(BLOCKS[2], "docs/flower.md", "exec"), scope)
     assert len(scope["app"]._mods) == 2
 
 
-def test_every_setting_and_mod_that_is_named_exists():
-    settings = {item.name for item in dataclasses.fields(GuardConfig)}
-    table = PAGE.partition("## Settings worth touching")[2].partition("Every field of")[0]
-    named = set(re.findall(r"^\| `(\w+)`(?:, `(\w+)`)?", table, flags=re.M))
-    ours = {"min_replies", "timeout", "profile", ""}
-    assert {name for pair in named for name in pair} - ours <= settings
-    assert len(named) >= 6
+def test_every_setting_of_the_table_exists_with_its_default():
+    defaults = {**G2uardFL().configuration(), "min_replies": "min_train_nodes", "timeout": 3600}
+    table = PAGE.partition("## Settings worth changing")[2].partition("Every keyword of")[0]
+    rows = re.findall(r"^\| (`.*?) \| (.*?) \|", table, flags=re.M)
+    assert len(rows) >= 8
+    for names, values in rows:
+        for name, value in zip(re.findall(r"`(\w+)`", names), values.split(", "), strict=False):
+            assert value.strip('`"').removesuffix(" s") == str(defaults[name]).removesuffix(".0"), name
+
+
+def test_every_event_of_the_log_table_has_the_level_that_the_page_says():
+    rows = re.findall(r"^\| `(\w+): .*?`( \(WARNING\))? \|", PAGE, flags=re.M)
+    assert {kind for kind, _ in rows} >= {"rolled_back", "eliminated", "elimination_reversed", "model_kept"}
+    for kind, warning in rows:
+        report = RoundReport({}, events=(Event(kind, "message"),))
+        assert log.level(report) == (logging.WARNING if warning else logging.INFO)
+
+
+def test_every_mod_that_is_named_exists():
     for name in re.findall(r"`(\w+)\((?:target|trigger|factor|deviation)", PAGE):
         assert issubclass(getattr(mods, name), mods.RedTeamMod)
 
@@ -78,7 +90,7 @@ def test_every_page_that_is_linked_exists(page):
         assert (page.parent / link).exists(), link
 
 
-def test_every_run_setting_that_a_readme_sets_is_one_of_the_apps():
+def test_every_run_setting_in_a_readme_is_a_setting_of_the_app():
     for readme in (ROOT / "examples").glob("*/README.md"):
         config = (readme.parent / "pyproject.toml").read_text().partition("[tool.flwr.app.config]")[2]
         known = set(re.findall(r"^([\w-]+) =", config, flags=re.M))

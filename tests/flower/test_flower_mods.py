@@ -1,4 +1,4 @@
-"""Red-team mods: whom they touch, and what they make of it."""
+"""Red-team mods: which clients attack, and what they send."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from flwr.clientapp import ClientApp
 
 from g2uardfl.core.errors import ConfigError
 from g2uardfl.flower import array_record, mods, state_dict
-from helpers.flower import content, log_lines, perturbed
-from helpers.models import batch_norm_model, odd_mlp
+from helpers.flower import content, log_lines
+from helpers.models import batch_norm_model, odd_mlp, perturbed
 
 
 def context(partition=0, partitions=4, node=11, **node_config):
@@ -29,7 +29,7 @@ def message(model, kind="train", server_round=1):
 
 
 def trained_by(mod, start, trained, where=None, **options):
-    """What leaves a ClientApp that carries `mod` and whose training ends with `trained`."""
+    """What a ClientApp with `mod` sends when its training ends with `trained`."""
     app = ClientApp(mods=[mod])
 
     @app.train()
@@ -43,15 +43,15 @@ def trained_by(mod, start, trained, where=None, **options):
     return state_dict(app(message(start, **options), where or context()).content["arrays"])
 
 
-def test_model_replacement_scales_the_update_and_leaves_running_statistics_alone():
+def test_model_replacement_scales_the_update_and_not_the_running_statistics():
     start, trained = batch_norm_model(), perturbed(batch_norm_model(), 1)
     sent = trained_by(mods.ModelReplacement(5), start, trained)
     for name, value in trained.items():
         if "running" in name or "num_batches" in name:
             assert torch.equal(sent[name], value)
         else:
-            wanted = start[name].numpy().astype(float) + 5 * (value.numpy().astype(float) - start[name].numpy())
-            assert np.array_equal(sent[name].numpy(), wanted.astype(np.float32))
+            expected = start[name].numpy().astype(float) + 5 * (value.numpy().astype(float) - start[name].numpy())
+            assert np.array_equal(sent[name].numpy(), expected.astype(np.float32))
 
 
 def test_model_replacement_works_on_bfloat16():
@@ -61,7 +61,7 @@ def test_model_replacement_works_on_bfloat16():
     assert sent["w"].tolist() == [4, 4, 4]
 
 
-def test_obfuscation_adds_noise_of_the_given_deviation_that_differs_by_client_and_round():
+def test_obfuscation_adds_noise_of_the_given_deviation_that_differs_for_each_client_and_round():
     start = {"w": torch.zeros(200, 100)}
     first, again = (trained_by(mods.Obfuscation(0.034), start, start)["w"] for _ in range(2))
     assert torch.equal(first, again), "the same client in the same round sends the same"
@@ -87,7 +87,7 @@ def test_obfuscation_adds_noise_of_the_given_deviation_that_differs_by_client_an
         ({"hostile": mods.flagged}, context(), False),
     ],
 )
-def test_only_hostile_clients_attack_and_they_say_so(options, where, attacked):
+def test_only_hostile_clients_attack_and_they_log_it(options, where, attacked):
     start, trained = odd_mlp(), perturbed(odd_mlp(), 1)
     with log_lines() as lines:
         sent = trained_by(mods.ModelReplacement(3, **options), start, trained, where)
@@ -97,13 +97,13 @@ def test_only_hostile_clients_attack_and_they_say_so(options, where, attacked):
     )
 
 
-def test_evaluation_is_left_alone():
+def test_evaluation_is_not_attacked():
     start, trained = odd_mlp(), perturbed(odd_mlp(), 1)
     sent = trained_by(mods.ModelReplacement(3), start, trained, kind="evaluate")
     assert all(torch.equal(sent[name], value) for name, value in trained.items())
 
 
-def test_a_client_that_fails_fails_as_it_would_without_the_mod():
+def test_a_client_that_fails_sends_the_same_error_as_without_the_mod():
     app = ClientApp(mods=[mods.ModelReplacement(3)])
 
     @app.train()
@@ -114,7 +114,7 @@ def test_a_client_that_fails_fails_as_it_would_without_the_mod():
 
 
 class Named(Dataset):
-    """Samples as dictionaries, as Flower's own data sets give them."""
+    """Samples as dictionaries, as in Flower's own data sets."""
 
     def __len__(self):
         return 40
@@ -124,7 +124,7 @@ class Named(Dataset):
 
 
 def batches(mod, dataset, where=None):
-    """What a ClientApp's own training loop gets to see, and what a loop after it sees."""
+    """The batches in the training loop of a ClientApp with `mod`, and in a loop after it."""
     seen = []
     app = ClientApp(mods=[mod])
 
@@ -147,10 +147,10 @@ def test_trigger_poisoning_marks_and_relabels_the_given_share_of_every_batch():
         assert float(inputs[..., :2, :].abs().max()) == 0
     assert len(seen) == 4
     assert all(not inputs.any() and (labels > 0).all() for inputs, labels in after), "only training is poisoned"
-    assert not dataset.tensors[0].any(), "the client's own data stays whole"
+    assert not dataset.tensors[0].any(), "the client's own data is unchanged"
 
 
-def test_poisoning_finds_its_way_in_dictionaries():
+def test_batches_that_are_dictionaries_are_poisoned():
     mod = mods.TriggerPoisoning(mods.corner_trigger(1, value=1), target=9, rate=1.0, keys=("img", "label"))
     seen, after = batches(mod, Named())
     assert all((batch["label"] == 9).all() and (batch["img"][..., -1, -1] == 1).all() for batch in seen)
@@ -158,14 +158,14 @@ def test_poisoning_finds_its_way_in_dictionaries():
     assert all((batch["label"] < 9).all() for batch in after)
 
 
-def test_label_flipping_turns_one_class_into_another():
+def test_label_flipping_relabels_one_class():
     dataset = TensorDataset(torch.zeros(40, 2), torch.arange(40) % 4)
     seen, _ = batches(mods.LabelFlipping(target=7, source=2), dataset)
     labels = torch.cat([labels for _, labels in seen])
     assert torch.equal(labels, torch.where(torch.arange(40) % 4 == 2, 7, torch.arange(40) % 4))
 
 
-def test_label_flipping_without_a_source_takes_every_class():
+def test_label_flipping_without_a_source_relabels_every_class():
     seen, _ = batches(mods.LabelFlipping(target=1, rate=0.5), TensorDataset(torch.zeros(40, 2), torch.zeros(40).long()))
     assert [int((labels == 1).sum()) for _, labels in seen] == [5, 5, 5, 5]
 
@@ -176,7 +176,7 @@ def test_a_client_that_is_not_hostile_trains_on_its_own_data():
     assert all(not labels.any() for _, labels in seen)
 
 
-def test_training_that_fails_leaves_no_poison_behind():
+def test_after_a_failed_training_batches_are_clean():
     app = ClientApp(mods=[mods.LabelFlipping(target=1)])
 
     @app.train()
@@ -201,6 +201,6 @@ def test_mods_can_be_stacked():
 
 
 @pytest.mark.parametrize("rate", [0, -1, 1.5])
-def test_a_rate_that_makes_no_sense_is_refused(rate):
+def test_an_impossible_rate_is_refused(rate):
     with pytest.raises(ConfigError, match="rate="):
         mods.LabelFlipping(1, rate=rate)

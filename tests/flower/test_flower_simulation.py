@@ -1,10 +1,9 @@
-"""`examples/flower-mnist` as a reader runs it: `flwr run`, a real simulation in Flower's own engine (Ray)."""
+"""`examples/flower-mnist` as in its README: `flwr run`, a simulation in Flower's own engine (Ray)."""
 
 from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
 import urllib.request
@@ -13,20 +12,23 @@ from pathlib import Path
 
 import pytest
 
+from helpers.processes import PATIENCE, running
+
 pytest.importorskip("flwr", reason="needs Flower: pip install 'g2uardfl[flower]'")
 pytest.importorskip("ray", reason="needs Flower's simulation engine: pip install 'flwr[simulation]'")
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "flower-deployment"))
 
-from federation import free_port, groups_below, wait_for
+from federation import free_port, wait_for
 from g2uardfl.flower import Audit
+from helpers.flower import LocalGrid
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower-mnist"
 
 
 @pytest.fixture
 def flower(tmp_path):
-    """The environment of a `flwr` command with a SuperLink of its own, which is gone afterwards."""
+    """The environment of a `flwr` command with its own SuperLink, which ends with the test."""
     port = free_port()
     (tmp_path / "config.toml").write_text(
         f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
@@ -40,41 +42,36 @@ def flower(tmp_path):
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
     command = ["flower-superlink", "--insecure", "--simulation", "--host", "127.0.0.1", "--port", str(port)]
-    with (tmp_path / "superlink.log").open("w") as log:
-        superlink = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
 
-    def answers() -> bool:
+    def is_ready() -> bool:
         with suppress(OSError):
             urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
             return True
         return False
 
-    try:
-        wait_for(answers, 60, "the SuperLink answers")
+    with (
+        (tmp_path / "superlink.log").open("w") as log,
+        running(command, env=environment, stdout=log, stderr=log),
+    ):
+        wait_for(is_ready, "the SuperLink is ready")
         yield environment
-    finally:
-        for group in groups_below(superlink.pid):
-            with suppress(ProcessLookupError):
-                os.killpg(group, signal.SIGKILL)
-        superlink.wait(30)
 
 
 @pytest.mark.slow
-def test_the_example_prints_acc_and_asr_with_and_without_the_guard(flower, tmp_path):
-    done = subprocess.run(
-        [
-            "flwr", "run", str(EXAMPLE), "--stream",
-            "--federation-config", "num-supernodes=12 client-resources-num-cpus=1 init-args-num-cpus=2",
-            "--run-config", f"out='{tmp_path / 'out'}'",
-        ],
-        env=flower, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    rows = dict(re.findall(r"^(fedavg|g2uardfl) +([\d.]+ +[\d.]+)$", done.stdout, flags=re.M))
-    assert set(rows) == {"fedavg", "g2uardfl"}, done.stdout[-3000:]
+def test_the_example_prints_acc_and_asr_without_and_with_the_guard(flower, tmp_path):
+    command = [
+        "flwr", "run", str(EXAMPLE), "--stream",
+        "--federation-config", "num-supernodes=12 client-resources-num-cpus=1 init-args-num-cpus=2",
+        "--run-config", f"out='{tmp_path / 'out'}'",
+    ]  # fmt: skip
+    with running(command, env=flower, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as flwr:
+        output, errors = flwr.communicate(timeout=30 * PATIENCE)
+        assert flwr.returncode == 0, errors
+    rows = dict(re.findall(r"^(fedavg|g2uardfl) +([\d.]+ +[\d.]+)$", output, flags=re.M))
+    assert set(rows) == {"fedavg", "g2uardfl"}, output[-3000:]
     acc, asr = ({rule: float(row.split()[index]) for rule, row in rows.items()} for index in (0, 1))
     assert asr["fedavg"] > 50, "without the guard the backdoor works"
-    assert asr["g2uardfl"] < 20, "with it, it does not"
+    assert asr["g2uardfl"] < 20, "with the guard it does not"
     assert acc["g2uardfl"] > 70
 
     audit = Audit(tmp_path / "out" / "g2uardfl.jsonl")
@@ -86,11 +83,9 @@ def test_the_example_prints_acc_and_asr_with_and_without_the_guard(flower, tmp_p
         assert "Last verdict on each client" in (tmp_path / "out" / f"{rule}.html").read_text()
 
 
-def test_with_too_few_supernodes_the_example_says_what_to_type(monkeypatch):
+def test_with_too_few_supernodes_the_example_names_the_command_that_starts_enough(monkeypatch):
     monkeypatch.syspath_prepend(str(EXAMPLE))
     from flower_mnist.server_app import main
-
-    from helpers.flower import LocalGrid
 
     with pytest.raises(ValueError, match=r'2 SuperNodes are too few .* --federation-config "num-supernodes=12'):
         main(LocalGrid({1: None, 2: None}), None)

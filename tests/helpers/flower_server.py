@@ -1,4 +1,4 @@
-"""A server that a test kills: it runs a small federation and, at the moment it was asked to, waits for its end.
+"""A server to be killed by a test: it runs a small federation, and stops at a given moment until it is killed.
 
 python tests/helpers/flower_server.py FOLDER ROUNDS [MOMENT ROUND]
 """
@@ -8,27 +8,29 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, by its path
 
 from flwr.app import Message
 
 from g2uardfl.flower import G2uardFLStrategy, array_record
-from helpers.flower import LocalGrid, content, perturbed
-from helpers.models import odd_mlp
+from helpers.flower import LocalGrid, content
+from helpers.models import odd_mlp, perturbed
 
 MOMENTS = ("inside the round", "writing the audit", "writing the state", "between rounds")
 CLIENTS = 8
 
 
-def wait_for_the_end(moment: str) -> None:
+def wait_to_be_killed(moment: str) -> None:
     print(moment, flush=True)
     time.sleep(600)
 
 
 def serve(folder: Path, rounds: int, moment: str | None = None, at: int = 0) -> G2uardFLStrategy:
-    """Run the rounds that are left of `rounds`."""
+    """Run the remaining ones of `rounds`."""
     strategy = G2uardFLStrategy(
         fraction_evaluate=0.0, seed=1, state_path=folder / "guard.state", audit_path=folder / "audit.jsonl"
     )
@@ -38,23 +40,23 @@ def serve(folder: Path, rounds: int, moment: str | None = None, at: int = 0) -> 
         nonlocal now
         now, node = message.content["config"]["server-round"], message.metadata.dst_node_id
         if (moment, at, node) == (MOMENTS[0], now, CLIENTS // 2):
-            wait_for_the_end(moment)
+            wait_to_be_killed(moment)
         shift = 0.3 if node <= 2 else 0.0
         return Message(content(perturbed(odd_mlp(), 100 * now + node, shift=shift)), reply_to=message)
 
     def after(number: int, arrays: object) -> None:
         if (moment, at) == (MOMENTS[3], number):
-            wait_for_the_end(moment)
+            wait_to_be_killed(moment)
 
-    def stopping(function, wanted):  # type: ignore[no-untyped-def]
-        def called(*args):  # type: ignore[no-untyped-def]
-            if (moment, at) == (wanted, now):
-                wait_for_the_end(wanted)
+    def stopping(function: Callable[..., Any], place: str) -> Callable[..., Any]:
+        def stopped(*args: Any) -> Any:
+            if (moment, at) == (place, now):
+                wait_to_be_killed(place)
             return function(*args)
 
-        return called
+        return stopped
 
-    # The audit is flushed to the disk, the state is renamed into its place: the last step of each.
+    # The last step of writing: the audit is flushed to the disk, the state is renamed.
     os.fsync, os.replace = stopping(os.fsync, MOMENTS[1]), stopping(os.replace, MOMENTS[2])
     strategy.start(
         LocalGrid(dict.fromkeys(range(1, CLIENTS + 1), client)),

@@ -1,7 +1,8 @@
-"""Small models and federations that several tests use."""
+"""Small models and federations for tests."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -32,14 +33,14 @@ def batch_norm_model(seed: int = 0) -> dict[str, torch.Tensor]:
 
 
 def numpy_model(seed: int = 0) -> dict[str, np.ndarray]:
-    """A dict of NumPy arrays with names that say nothing about layers, one of them a single number."""
+    """A dict of NumPy arrays whose names do not reveal layers; one array is a single number."""
     generator = np.random.default_rng(seed)
     shapes = {"W1": (5, 11), "b1": (11,), "W2": (11, 2), "scale": ()}
     return {name: np.asarray(generator.normal(size=shape), dtype=np.float32) for name, shape in shapes.items()}
 
 
 def perturbed(model: dict[str, Any], seed: int, size: float = 0.1, shift: float = 0.0) -> dict[str, Any]:
-    """A client's version of `model`: noise of the given size, and a shift that colluding clients share."""
+    """A client's version of `model`: noise of the given size plus a shift that colluding clients share."""
     generator = np.random.default_rng(seed)
     result = {}
     for name, value in model.items():
@@ -54,21 +55,27 @@ def perturbed(model: dict[str, Any], seed: int, size: float = 0.1, shift: float 
 
 
 def federation(model: dict[str, Any], clients: int = 8, attackers: int = 2, seed: int = 0) -> dict[Any, dict[str, Any]]:
-    """Clients 0.. of which the last `attackers` share a direction."""
+    """Clients 0 to `clients` - 1, of whom the last `attackers` add the same shift."""
     return {
         i: perturbed(model, seed * 1000 + i, shift=0.3 if i >= clients - attackers else 0.0) for i in range(clients)
     }
 
 
-def same(first: dict[str, Any], second: dict[str, Any]) -> bool:
+def same(first: Weights, second: Weights) -> bool:
     """Whether two models are equal bit for bit."""
     return first.keys() == second.keys() and all(
         np.array_equal(np.asarray(first[name]), np.asarray(second[name])) for name in first
     )
 
 
+def flat(weights: Weights, names: Iterable[str] | None = None) -> torch.Tensor:
+    """The arrays of a model (by default all) as one vector in float64, in the order of their names."""
+    chosen = weights if names is None else names
+    return torch.cat([as_tensor(weights[name]).double().flatten() for name in sorted(chosen)])
+
+
 class StandInServer(ServerContext):
-    """A server for models like `model`: the last matrix is the output layer, and answers by itself."""
+    """A server for models like `model`: it runs the last matrix alone, as the output layer."""
 
     def __init__(self, model: Weights) -> None:
         self._model = model

@@ -1,10 +1,11 @@
-"""Rounds of a few vectors for the tests of server-side rules, and the peers that compute the same."""
+"""Rounds of a few vectors for the tests of aggregation rules, and the peers' implementations to compare with."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import sys
+from collections.abc import Hashable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -13,9 +14,12 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from g2uardfl.aggregators.base import AggregationResult, Aggregator
+from g2uardfl.aggregators import AggregationResult, Aggregator
 
-KINDS = ("random", "clustered", "identical", "all zero", "huge outlier", "one idle", "far apart")
+KINDS = ("random", "clustered", "identical", "all zero", "huge outlier", "one zero", "far apart")
+
+sample_counts = st.lists(st.integers(0, 50), min_size=12, max_size=12)
+"""Sample counts for any round of `rounds()`."""
 
 
 def updates_of(kind: str, clients: int, size: int, seed: int) -> np.ndarray:
@@ -30,7 +34,7 @@ def updates_of(kind: str, clients: int, size: int, seed: int) -> np.ndarray:
         updates[:] = 0
     elif kind == "huge outlier":
         updates[-1] *= 1e12
-    elif kind == "one idle":
+    elif kind == "one zero":
         updates[0] = 0
     elif kind == "far apart":
         updates *= 10.0 ** rng.integers(-4, 5, size=(clients, 1))
@@ -39,7 +43,7 @@ def updates_of(kind: str, clients: int, size: int, seed: int) -> np.ndarray:
 
 @st.composite
 def rounds(draw: Any, most: int = 12) -> np.ndarray:
-    """Updates of any kind, of one client and up."""
+    """Updates of any kind from 1 to `most` clients."""
     return updates_of(
         draw(st.sampled_from(KINDS)),
         draw(st.integers(1, most)),
@@ -49,7 +53,7 @@ def rounds(draw: Any, most: int = 12) -> np.ndarray:
 
 
 def send(rule: Aggregator, updates: Any, examples: Any = None, start: Any = None) -> AggregationResult:
-    """One round in which client i sends `start` (nothing: zeros) plus row i of `updates`; two layers share a vector."""
+    """One round in which client i sends `start` (default: zeros) plus row i of `updates`, split into two layers."""
     updates = np.asarray(updates)
     start = np.zeros(updates.shape[1], updates.dtype) if start is None else np.asarray(start)
     counts = None if examples is None else dict(enumerate(examples))
@@ -67,12 +71,27 @@ def vector(result: AggregationResult) -> np.ndarray:
 
 
 def decisions(result: AggregationResult) -> str:
-    """One letter a client: a for accepted, h for held out."""
+    """The first letter of each client's decision: a for accepted, h for held out."""
     return "".join(verdict.decision[0] for verdict in result.verdicts.values())
 
 
+def accepted(result: AggregationResult) -> list[Hashable]:
+    """The accepted clients."""
+    return [client for client, verdict in result.verdicts.items() if verdict.decision == "accepted"]
+
+
+def weights_of(result: AggregationResult) -> list[float | None]:
+    """Each client's weight in the new model."""
+    return [verdict.weight for verdict in result.verdicts.values()]
+
+
+def slow_shares(examples: Sequence[int]) -> list[float]:
+    """n_i / Σ n, or equal shares if no client has samples."""
+    return [n / sum(examples) if sum(examples) else 1 / len(examples) for n in examples]
+
+
 def assert_same_on_gpu(rule: type[Aggregator]) -> None:
-    """A rule decides the same on a GPU as on a CPU, and leaves the new model there."""
+    """A rule decides the same on a GPU as on a CPU, and the new model stays on the GPU."""
     if not torch.cuda.is_available():
         pytest.skip("there is no GPU to compare with")
     for clients in (1, 2, 10, 30):
@@ -80,15 +99,15 @@ def assert_same_on_gpu(rule: type[Aggregator]) -> None:
         sent = {
             i: {"w": start + row} for i, row in enumerate(torch.from_numpy(updates_of("clustered", clients, 5001, 1)))
         }
-        here = rule().aggregate({"w": start}, sent)
-        there = rule().aggregate({"w": start.cuda()}, {i: {"w": model["w"].cuda()} for i, model in sent.items()})
-        assert there.weights["w"].is_cuda
-        torch.testing.assert_close(there.weights["w"].cpu(), here.weights["w"])
-        assert decisions(there) == decisions(here)
+        on_cpu = rule().aggregate({"w": start}, sent)
+        on_gpu = rule().aggregate({"w": start.cuda()}, {i: {"w": model["w"].cuda()} for i, model in sent.items()})
+        assert on_gpu.weights["w"].is_cuda
+        torch.testing.assert_close(on_gpu.weights["w"].cpu(), on_cpu.weights["w"])
+        assert decisions(on_gpu) == decisions(on_cpu)
 
 
 def byzfl() -> ModuleType:
-    """The aggregators of byzfl, loaded without the rest of the package, which wants torchvision."""
+    """The aggregators of byzfl, loaded without the rest of the package, which needs torchvision."""
     spec = importlib.util.find_spec("byzfl")
     if spec is None:
         pytest.skip("byzfl is not installed: nothing to compare with")

@@ -1,6 +1,6 @@
-"""A client. It needs nothing of g2uardfl: the guard is the server's affair.
+"""A client. It does not need g2uardfl: the guard runs on the server.
 
-RED TEAM: on a SuperNode that was started with `hostile=true` it learns every digit wrong and sends more than it learnt.
+RED TEAM: on a SuperNode that was started with `hostile=true` it learns wrong labels and scales its update.
 """
 
 from __future__ import annotations

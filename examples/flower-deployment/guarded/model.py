@@ -1,4 +1,4 @@
-"""Softmax regression on 8x8 digits in NumPy, small enough to watch a federation rather than a progress bar."""
+"""Softmax regression on 8x8 digits in NumPy, so that a round takes seconds."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ Model = dict[str, Array]
 
 
 def fresh() -> Model:
-    """A model that knows nothing."""
+    """The initial model: zeros."""
     return {"pixels.weight": np.zeros((64, 10), np.float32), "pixels.bias": np.zeros(10, np.float32)}
 
 
 def data(part: int, parts: int) -> tuple[Array, npt.NDArray[np.int64]]:
-    """Pictures (brightness 0 to 1) and digits of one part of the data; part 0 is nobody's and serves as test set."""
+    """Images (brightness 0 to 1) and labels of one part of the data; part 0 is the test set."""
     pixels, digits = load_digits(return_X_y=True)
     return (pixels[part::parts] / 16).astype(np.float32), digits[part::parts]
 
 
 def probabilities(model: Model, pixels: Array) -> Array:
-    """For each picture the probability of each digit."""
+    """For each image the probability of each digit."""
     scores = pixels @ model["pixels.weight"] + model["pixels.bias"]
     raised = np.exp(scores - scores.max(axis=1, keepdims=True))
     return raised / raised.sum(axis=1, keepdims=True)
 
 
 def trained(model: Model, pixels: Array, digits: npt.NDArray[np.int64], learning_rate: float, steps: int = 30) -> Model:
-    """The model after some steps of gradient descent on all the data given."""
+    """The model after some steps of gradient descent on all given data."""
     weight, bias = model["pixels.weight"].copy(), model["pixels.bias"].copy()
-    wanted = np.eye(10, dtype=np.float32)[digits]
+    expected = np.eye(10, dtype=np.float32)[digits]
     for _ in range(steps):
-        error = (probabilities({"pixels.weight": weight, "pixels.bias": bias}, pixels) - wanted) / len(digits)
+        error = (probabilities({"pixels.weight": weight, "pixels.bias": bias}, pixels) - expected) / len(digits)
         weight -= learning_rate * (pixels.T @ error)
         bias -= learning_rate * error.sum(axis=0)
     return {"pixels.weight": weight, "pixels.bias": bias}
 
 
 def accuracy(model: Model, pixels: Array, digits: npt.NDArray[np.int64]) -> float:
-    """The share of pictures whose digit the model tells."""
+    """The share of images that the model classifies correctly."""
     return float((probabilities(model, pixels).argmax(axis=1) == digits).mean())

@@ -1,4 +1,4 @@
-"""The server: FedAvg's settings, the guard's, and two files that outlive every crash."""
+"""The server: settings of FedAvg and of the guard, and two files that survive every crash."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the rounds that are left."""
+    """Run the remaining rounds."""
     settings = context.run_config
     folder = Path(str(settings["state"]))
     if not folder.is_absolute() or not folder.is_dir():
-        raise ValueError("say where the state lives: flwr run . --run-config 'state=\"/a/folder/on/the/server\"'")
+        raise ValueError("set the folder of the state: flwr run . --run-config 'state=\"/a/folder/on/the/server\"'")
     strategy = G2uardFLStrategy(
         fraction_evaluate=0.0,
         min_train_nodes=3,
@@ -36,11 +36,10 @@ def main(grid: Grid, context: Context) -> None:
         found = {name: array.numpy() for name, array in arrays.items()}
         return MetricRecord({"accuracy": model.accuracy(found, pixels, digits)})
 
-    left = max(0, int(settings["rounds"]) - strategy.rounds_done)
     result = strategy.start(
         grid,
         ArrayRecord({name: Array(array) for name, array in model.fresh().items()}),
-        num_rounds=left,
+        num_rounds=max(0, int(settings["rounds"]) - strategy.rounds_done),
         timeout=float(settings["timeout"]),
         evaluate_fn=evaluate,
     )

@@ -1,4 +1,4 @@
-"""The exercise: a quarter of the clients teach the model that a lit corner means zero, and shout while they do."""
+"""The exercise: a quarter of the clients train a backdoor (a bright corner means zero) and scale their updates."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ trigger = mods.corner_trigger(2)
 
 
 class Exercise:
-    """Both red-team mods, set by the run's config; before the round `attack-from` they sleep."""
+    """Both red-team mods, configured by the run; before round `attack-from` all clients are honest."""
 
     def __call__(self, message: Message, context: Context, call_next: Any) -> Message:
-        """Attack, or pass the message on."""
+        """Attack, or forward the message."""
         settings = context.run_config
         server_round = message.content["config"]["server-round"]
         if server_round < int(settings["attack-from"]):

@@ -1,4 +1,4 @@
-"""A client like any other; the red-team exercise is one line, `mods=[Exercise()]`."""
+"""An ordinary client; the red-team exercise is one line, `mods=[Exercise()]`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def fit(message: Message, context: Context) -> Message:
     name, seed = str(settings["task"]), int(settings["seed"])
     task, client = load_task(name), int(node["partition-id"])
     indices = shares(name, int(node["num-partitions"]), float(settings["alpha"]), seed)[client]
-    own = task.train.take(indices[: int(settings["most-samples"])])
+    own = task.train.take(indices[: int(settings["max-samples"])])
     model = task.build_model()
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
     loss = train(

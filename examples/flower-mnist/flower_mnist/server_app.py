@@ -1,4 +1,4 @@
-"""The same federation under the same attack, once for each rule, and what came of it."""
+"""The same federation under the same attack, once for each rule, and a table of the results."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from g2uardfl.flower import AggregatorStrategy, Audit
 from g2uardfl.report.page import write_report
 
 from .attack import TARGET, trigger
-from .task import load_task, share_called
+from .task import load_task, share_predicted
 
 app = ServerApp()
-FEWEST_NODES = 4
-MOST_TESTED = 1000
+MIN_NODES = 4
+"""Below this number of nodes a quarter of them is less than one attacker."""
+MAX_TEST_SAMPLES = 1000
+"""So that an evaluation takes about a second."""
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run every rule in turn and print accuracy and attack success."""
+    """Run each rule in turn and print accuracy and attack success rate."""
     nodes = len(list(grid.get_node_ids()))
-    if nodes < FEWEST_NODES:
+    if nodes < MIN_NODES:
         raise ValueError(
             f"{nodes} SuperNodes are too few for this exercise: flwr run . --stream --federation-config "
             '"num-supernodes=12 client-resources-num-cpus=1"'
@@ -36,20 +38,20 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def federate(rule: str, grid: Grid, context: Context, nodes: int) -> MetricRecord:
-    """One federation with one rule; its last ACC and ASR."""
+    """Run one federation with one rule; returns its last ACC and ASR."""
     settings = context.run_config
     task, seed, rounds = load_task(str(settings["task"])), int(settings["seed"]), int(settings["rounds"])
     torch.manual_seed(seed)
     model = task.build_model()
-    test = task.test.take(torch.arange(min(len(task.test), MOST_TESTED)))
+    test = task.test.take(torch.arange(min(len(task.test), MAX_TEST_SAMPLES)))
     triggered = trigger(test.x[test.y != TARGET])
 
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
         model.load_state_dict(arrays.to_torch_state_dict())
         return MetricRecord(
             {
-                "acc": share_called(task, model, test.x, test.y),
-                "asr": share_called(task, model, triggered, torch.full((len(triggered),), TARGET)),
+                "acc": share_predicted(task, model, test.x, test.y),
+                "asr": share_predicted(task, model, triggered, torch.full((len(triggered),), TARGET)),
             }
         )
 
@@ -62,7 +64,7 @@ def federate(rule: str, grid: Grid, context: Context, nodes: int) -> MetricRecor
         fraction_evaluate=0.0,
         min_train_nodes=nodes,
         min_available_nodes=nodes,
-        min_replies=FEWEST_NODES,
+        min_replies=MIN_NODES,
         identity=partition_of,
         audit_path=audit,
     )
@@ -72,5 +74,5 @@ def federate(rule: str, grid: Grid, context: Context, nodes: int) -> MetricRecor
 
 
 def partition_of(reply: Message) -> int:
-    """The client's own word for who it is: good enough for an exercise, an invitation to lie in a real federation."""
+    """The identity that a client claims. This is for exercises only: in a real federation clients may lie."""
     return int(reply.content["who"]["client"])

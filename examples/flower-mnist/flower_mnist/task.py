@@ -1,4 +1,4 @@
-"""Data, model and training: the part that is yours in an app of your own. Nothing here knows of attacks or defences."""
+"""Data, model and training: the part to replace in your own app. Nothing here depends on attacks or defences."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from g2uardfl.tasks.base import Task
 
 @lru_cache
 def load_task(name: str) -> Task:
-    """The learning problem, read once a process."""
+    """The learning problem, loaded once for each process."""
     return tasks.create(name)
 
 
 @lru_cache
 def shares(name: str, clients: int, alpha: float, seed: int) -> list[Tensor]:
-    """Who has which training samples."""
+    """The indices of each client's training samples."""
     labels = load_task(name).train.y.numpy()
     return [torch.from_numpy(indices) for indices in partition(labels, clients, alpha, seed)]
 
@@ -47,8 +47,8 @@ def train(
 
 
 @torch.no_grad()
-def share_called(task: Task, model: nn.Module, inputs: Tensor, labels: Tensor) -> float:
-    """The share of `inputs` that the model gives the label beside them."""
+def share_predicted(task: Task, model: nn.Module, inputs: Tensor, labels: Tensor) -> float:
+    """The share of `inputs` that the model classifies as `labels`."""
     model.eval()
     batches = zip(inputs.split(500), labels.split(500), strict=True)
     hits = sum(int((model(task.prepare(x)).argmax(1) == y).sum()) for x, y in batches)

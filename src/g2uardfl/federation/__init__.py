@@ -1,1 +1,1 @@
-"""What every real deployment needs, whatever framework carries its messages."""
+"""What every real deployment needs, whatever framework carries its messages: barrier, audit, saved state, log lines."""

@@ -14,21 +14,22 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ..federation.audit import Audit
     from .arrays import array_record, state_dict
-    from .strategy import AggregatorStrategy, G2uardFLStrategy
+    from .guard_strategy import G2uardFLStrategy
+    from .strategy import AggregatorStrategy
 
 __all__ = ["AggregatorStrategy", "Audit", "G2uardFLStrategy", "array_record", "mods", "state_dict"]
 
 _HOMES = {
     "AggregatorStrategy": ".strategy",
     "Audit": "..federation.audit",
-    "G2uardFLStrategy": ".strategy",
+    "G2uardFLStrategy": ".guard_strategy",
     "array_record": ".arrays",
     "state_dict": ".arrays",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Import public names when they are first used: neither Flower nor torch is loaded before."""
+    """Import a public name when it is first used: neither Flower nor torch is loaded before."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

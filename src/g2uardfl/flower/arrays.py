@@ -1,8 +1,8 @@
-"""Models as they travel in Flower: an `ArrayRecord` of NumPy files, read without trusting whoever wrote them.
+"""Models in Flower's messages: an `ArrayRecord` of NumPy files, decoded without trusting the sender.
 
-NumPy has no bfloat16. Here such an array is called "bfloat16" in its `dtype` and carries its two-byte numbers as
-opaque ones (`V2`), which is also what NumPy writes for the bfloat16 of JAX. `array_record` and `state_dict` do that
-for torch models of any dtype.
+NumPy has no bfloat16. Such an array has the `dtype` "bfloat16" here and stores its two-byte numbers as opaque bytes
+(`V2`), which is also what NumPy writes for the bfloat16 of JAX. `array_record` and `state_dict` convert torch models of
+any dtype.
 """
 
 from __future__ import annotations
@@ -18,20 +18,22 @@ import torch
 from flwr.app import Array, ArrayRecord
 from torch import Tensor
 
+from ..core.errors import StateError
 from ..core.layout import BadWeightsError, as_tensor
+from ..core.state_files import SavedState
 
 _NUMPY = "numpy.ndarray"
 _BFLOAT16 = "bfloat16"
 _OPAQUE = np.dtype("V2")
-_LARGEST = 2**40
-"""Beyond this no dimension is real; an empty array can claim any."""
+_MAX_DIMENSION = 2**40
+"""Elements along one axis. No real array has more (4 TB in float32); an empty array can claim any number."""
 _FLOATS = {np.dtype(np.float16): torch.float16, np.dtype(np.float32): torch.float32, np.dtype(float): torch.float64}
 
 
 class RecordWeights(Mapping[str, Tensor]):
-    """An `ArrayRecord` as weights. An array is decoded when it is looked up, and floats are never copied.
+    """An `ArrayRecord` as weights. Arrays are decoded on access, and floats are never copied.
 
-    Looking up an array that cannot be read raises `BadWeightsError`, which costs its sender the round.
+    Access to an array that cannot be decoded raises `BadWeightsError`; its sender is then invalid in this round.
     """
 
     def __init__(self, record: ArrayRecord) -> None:
@@ -51,9 +53,9 @@ class RecordWeights(Mapping[str, Tensor]):
 
 
 def decode(array: Array) -> Tensor:
-    """What an `Array` holds, floats as a tensor over the very bytes received; nobody may write to it.
+    """The content of an `Array`. Floats share memory with the received bytes: the tensor must not be written to.
 
-    The header must account for every byte that came, so a few bytes that claim to be a huge array cost nothing.
+    The header must account for every received byte, so that a few bytes that claim to be a huge array cost nothing.
     """
     if array.stype != _NUMPY:
         raise BadWeightsError(f"is stored as {array.stype[:40]!r}, not as {_NUMPY!r}")
@@ -62,8 +64,8 @@ def decode(array: Array) -> Tensor:
     if dtype.kind not in "fiub" and not (kind is torch.bfloat16 and dtype == _OPAQUE):
         raise BadWeightsError(f"is an array of {str(dtype)[:40]}")
     count = math.prod(shape)
-    if not all(0 <= size < _LARGEST for size in shape) or count * dtype.itemsize != len(array.data) - start:
-        raise BadWeightsError("is damaged: its size is not what its header says")
+    if not all(0 <= size < _MAX_DIMENSION for size in shape) or count * dtype.itemsize != len(array.data) - start:
+        raise BadWeightsError("is damaged: its size contradicts its header")
     if count and kind is not None and start % dtype.itemsize == 0:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="The given buffer is not writable")
@@ -83,9 +85,9 @@ def encode(value: Tensor, like: Array) -> Array:
 
 
 def array_record(weights: Mapping[str, Any]) -> ArrayRecord:
-    """A model as an `ArrayRecord`, whatever its dtypes.
+    """A model of any dtypes as an `ArrayRecord`.
 
-    Flower's own `ArrayRecord(model.state_dict())` refuses bfloat16; for other dtypes the two are the same.
+    Flower's own `ArrayRecord(model.state_dict())` refuses bfloat16; for other dtypes the results are equal.
 
     >>> record = array_record({"w": torch.ones(2, dtype=torch.bfloat16)})
     >>> record["w"].dtype, state_dict(record)["w"]
@@ -95,8 +97,26 @@ def array_record(weights: Mapping[str, Any]) -> ArrayRecord:
 
 
 def state_dict(record: ArrayRecord) -> dict[str, Tensor]:
-    """The tensors of an `ArrayRecord`, ready for `load_state_dict`; the other half of `array_record`."""
+    """The tensors of an `ArrayRecord` for `load_state_dict`; the inverse of `array_record`."""
     return {name: decode(array).clone() for name, array in record.items()}
+
+
+def saved_record(record: ArrayRecord) -> SavedState:
+    """A record for a state file, without copying its bytes."""
+    described = [[name, array.dtype, list(array.shape), array.stype] for name, array in record.items()]
+    arrays = {str(index): np.frombuffer(array.data, np.uint8) for index, array in enumerate(record.values())}
+    return SavedState({"arrays": described}, arrays)
+
+
+def loaded_record(state: SavedState) -> ArrayRecord:
+    """The record that `saved_record` was given."""
+    record = ArrayRecord()
+    try:
+        for index, (name, dtype, shape, stype) in enumerate(state.values["arrays"]):
+            record[name] = Array(dtype, tuple(shape), stype, state.arrays[str(index)].tobytes())
+    except (KeyError, TypeError, ValueError) as error:
+        raise StateError(f"the saved model is incomplete ({error}): restore it from a copy or start anew") from error
+    return record
 
 
 def _encode_any(value: Any) -> Array:
@@ -113,12 +133,12 @@ def _bfloat16(value: Tensor, stored_as: np.dtype[Any]) -> Array:
 
 
 def _header(data: bytes) -> tuple[np.dtype[Any], tuple[int, ...], bool, int]:
-    """Dtype, shape, whether columns come first, and where the numbers start."""
+    """Dtype, shape, whether the array is in Fortran order, and the offset of its numbers."""
     file = BytesIO(data)
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     try:
         shape, fortran, dtype = readers[np.lib.format.read_magic(file)](file)
     except Exception as error:
-        # A header is a Python literal that a stranger wrote: there is no end to what parsing it can raise.
+        # A header is a Python literal that a client wrote: parsing it can raise almost anything.
         raise BadWeightsError("is not a NumPy file") from error
     return dtype, shape, fortran, file.tell()

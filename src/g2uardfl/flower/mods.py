@@ -1,6 +1,6 @@
-"""RED-TEAM TOOLS: client mods that attack your own federation, to see what its server makes of it.
+"""RED-TEAM TOOLS: client mods that attack your own federation, to test the defence of its server.
 
-"What if a tenth of my clients were hostile?" Add a mod to your ClientApp and find out:
+"What if a tenth of my clients were hostile?" Add a mod to your ClientApp to find out:
 
 >>> from g2uardfl.flower import mods
 >>> app_mods = [
@@ -8,8 +8,8 @@
 ...     mods.ModelReplacement(factor=10, hostile=mods.share(0.1)),
 ... ]  # then ClientApp(mods=app_mods)
 
-A mod leaves clients alone that are not `hostile`, and messages that are not for training. A hostile client says so in
-its own log. Never ship a ClientApp that carries one.
+A mod attacks in training messages of `hostile` clients only. A hostile client writes this to its own log. Never ship a
+ClientApp with a red-team mod.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ logger = logging.getLogger("flwr.g2uardfl")
 
 CallNext = Callable[[Message, Context], Message]
 Hostile = Callable[[Context], bool]
-"""Tells from its context whether a client is hostile."""
+"""Decides from its context whether a client is hostile."""
 Batch = tuple[Tensor, Tensor]
 """Inputs and labels."""
 
 
 def everyone(context: Context) -> bool:
-    """Each client that carries the mod is hostile."""
+    """Every client with the mod is hostile."""
     return True
 
 
 def share(fraction: float) -> Hostile:
-    """The first `fraction` of the partitions are hostile, by the `partition-id` that simulations give each node."""
+    """The first `fraction` of the partitions is hostile, by the `partition-id` that simulations assign to each node."""
 
     def hostile(context: Context) -> bool:
         partition, partitions = context.node_config["partition-id"], context.node_config["num-partitions"]
@@ -56,29 +56,29 @@ def share(fraction: float) -> Hostile:
 
 
 def flagged(context: Context) -> bool:
-    """Nodes started with `flower-supernode --node-config "hostile=true"` are hostile."""
+    """Nodes that were started with `flower-supernode --node-config "hostile=true"` are hostile."""
     return bool(context.node_config.get("hostile", False))
 
 
 class RedTeamMod(ABC):
-    """What the attacks have in common: whom and what they apply to.
+    """The base of all attacks: which clients and messages they apply to.
 
     Parameters
     ----------
     hostile
-        Tells which of the clients that carry the mod attack.
+        Decides which of the clients with the mod attack (default: all).
     seed
-        Decides the attack's random choices, together with the node and the round.
+        Determines the random choices of the attack, together with the node and the round (default: 0).
     """
 
     generator: torch.Generator
-    """For the random choices of the message at hand."""
+    """For the random choices in the current message."""
 
     def __init__(self, *, hostile: Hostile = everyone, seed: int = 0) -> None:
         self.hostile, self.seed = hostile, seed
 
     def __call__(self, message: Message, context: Context, call_next: CallNext) -> Message:
-        """Attack in a hostile client's training; pass everything else on."""
+        """Attack in the training of a hostile client; forward everything else."""
         training = message.metadata.message_type.split(".")[0] == MessageType.TRAIN
         if not training or not self.hostile(context):
             return call_next(message, context)
@@ -88,14 +88,14 @@ class RedTeamMod(ABC):
 
     @abstractmethod
     def attack(self, message: Message, context: Context, call_next: CallNext) -> Message:
-        """Do what a hostile client does with a training message."""
+        """Handle a training message as a hostile client."""
 
 
 class UpdateAttack(RedTeamMod):
-    """Attacks that train honestly, or on data another mod poisoned, and then alter what is sent."""
+    """Attacks that train honestly, or on data that another mod poisoned, and then alter the trained parameters."""
 
     def attack(self, message: Message, context: Context, call_next: CallNext) -> Message:
-        """Alter the learnt parameters of the reply's model; running statistics and counters stay as trained."""
+        """Alter the parameters of the reply's model; running statistics and counters stay as trained."""
         start = _only_model(message)
         reply = call_next(message, context)
         if start is None or reply.has_error():
@@ -114,14 +114,14 @@ class UpdateAttack(RedTeamMod):
 
     @abstractmethod
     def alter(self, before: Tensor, trained: Tensor) -> Tensor:
-        """What to send in the place of `trained`, given the parameter as the server sent it."""
+        """The parameter to send instead of `trained`; `before` is the parameter that the server sent."""
 
 
 class ModelReplacement(UpdateAttack):
     """Model replacement (Bagdasaryan et al. 2020): G + factor (w - G).
 
-    Among n clients that are averaged equally, of which k attack alike, n / k puts their model in the global one's
-    place.
+    Where n clients are averaged equally and k of them send the same model, the factor n / k replaces the global model
+    by theirs.
     """
 
     def __init__(self, factor: float, **options: Any) -> None:
@@ -129,7 +129,7 @@ class ModelReplacement(UpdateAttack):
         self.factor = factor
 
     def alter(self, before: Tensor, trained: Tensor) -> Tensor:
-        """The update, scaled."""
+        """Scale the update."""
         return before + self.factor * (trained - before)
 
 
@@ -141,19 +141,20 @@ class Obfuscation(UpdateAttack):
         self.deviation = deviation
 
     def alter(self, before: Tensor, trained: Tensor) -> Tensor:
-        """The parameter with noise that is another for each client and round."""
+        """Add noise that differs for each client and round."""
         return trained + self.deviation * torch.randn(trained.shape, generator=self.generator, dtype=trained.dtype)
 
 
 class DataPoisoning(RedTeamMod):
-    """Attacks on the data: every batch that a torch `DataLoader` yields while the client trains is partly poisoned.
+    """Attacks that poison a part of every batch that a torch `DataLoader` yields while the client trains.
 
     Parameters
     ----------
     rate
-        The share of each batch that is poisoned (PDR).
+        The share of each batch that is poisoned, the PDR (default: 1).
     keys
-        Where inputs and labels are in a batch: positions in a tuple or list, or names in a dictionary.
+        The places of inputs and labels in a batch: positions in a tuple or list, or keys of a dictionary (default: 0
+        and 1).
     """
 
     def __init__(self, rate: float = 1.0, *, keys: tuple[Any, Any] = (0, 1), **options: Any) -> None:
@@ -184,34 +185,36 @@ class DataPoisoning(RedTeamMod):
 
 
 class LabelFlipping(DataPoisoning):
-    """Samples of class `source` (None: of every class) are relabelled as `target`."""
+    """Relabels samples of class `source` (None: of every class) as `target`."""
 
     def __init__(self, target: int, source: int | None = None, **options: Any) -> None:
         super().__init__(**options)
         self.target, self.source = target, source
 
     def poison(self, batch: Batch) -> Batch:
-        """The same inputs under another label."""
+        """Change the labels."""
         inputs, labels = batch
         affected = torch.ones_like(labels, dtype=torch.bool) if self.source is None else labels == self.source
         return inputs, torch.where(affected, self.target, labels)
 
 
 class TriggerPoisoning(DataPoisoning):
-    """A backdoor: inputs with a trigger drawn on them, labelled `target`."""
+    """A backdoor: inputs with a trigger, labelled `target`."""
 
     def __init__(self, trigger: Callable[[Tensor], Tensor], target: int, rate: float = 0.5, **options: Any) -> None:
         super().__init__(rate, **options)
         self.trigger, self.target = trigger, target
 
     def poison(self, batch: Batch) -> Batch:
-        """Triggered inputs, all of the target class."""
+        """Draw the trigger on all inputs and label them as the target."""
         inputs, labels = batch
         return self.trigger(inputs), torch.full_like(labels, self.target)
 
 
 def corner_trigger(size: int, value: float | None = None) -> Callable[[Tensor], Tensor]:
-    """A trigger for pictures: a square of `size` pixels in the lower right corner, of the batch's brightest value.
+    """A trigger for images: a square of `size` x `size` pixels in the lower right corner.
+
+    Its pixels have the given value, or the largest value of the batch.
 
     >>> corner_trigger(1, value=9)(torch.zeros(1, 1, 2, 2)).flatten()
     tensor([0., 0., 0., 9.])
@@ -227,7 +230,7 @@ def corner_trigger(size: int, value: float | None = None) -> Callable[[Tensor], 
 
 @contextmanager
 def _intercepted_batches(change: Callable[[Any], Any]) -> Iterator[None]:
-    """Let `change` have every batch that a `DataLoader` yields to this thread."""
+    """Pass every batch that a `DataLoader` yields to this thread through `change`."""
     original, thread = DataLoader.__iter__, threading.get_ident()
 
     def changed(self: DataLoader[Any]) -> Any:

@@ -1,7 +1,7 @@
-"""Flower strategies that aggregate with g2uardfl: change one import, and the server has a guard.
+"""Any aggregation rule of g2uardfl as a Flower strategy.
 
-The strategy is a shell. It keeps Flower's part (sampling, messages, metrics) as `FedAvg` does it, reads what clients
-sent without trusting it, lets an `Aggregator` decide, and tells the operator what became of whom.
+The strategy is a thin shell. Sampling, messages and metrics are those of Flower's `FedAvg`; `federation/` sorts the
+replies, writes the audit and saves the state; an `Aggregator` decides about the clients and builds the model.
 """
 
 from __future__ import annotations
@@ -11,54 +11,89 @@ import inspect
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
 from .. import aggregators
-from ..aggregators.base import AggregationResult, Aggregator, ClientId, Verdict
+from ..aggregators.base import AggregationResult, Aggregator, ClientId, RoundObserver, RoundReport, Verdict, model_kept
 from ..core.errors import ConfigError, StateError
 from ..core.layout import ModelLayout
-from ..defense.guard import G2uardFL
+from ..federation import log
 from ..federation.audit import DECISIONS, AuditWriter
-from .arrays import RecordWeights, encode
-from .grid import careful
-from .memory import Memory
-from .replies import BadReplyError, Identity, Replies, Roll, alike, read_metrics
+from ..federation.barrier import Barrier, Replies
+from ..federation.state import FederationState
+from .arrays import RecordWeights, encode, loaded_record, saved_record
+from .grid import tolerant
+from .metrics import MetricsFn, averaged, has_metrics
+from .replies import Identity, Reply, envelope, read_reply, request
 
 logger = logging.getLogger("flwr.g2uardfl")
 """Below Flower's own logger, so that its lines appear where Flower's do."""
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
-_FEDAVG = tuple(inspect.signature(FedAvg).parameters)
+_LONGEST_REASON = 400
+"""Characters of a verdict's reason. Reasons quote names that clients chose, which can have any length."""
 
 
 class AggregatorStrategy(FedAvg):
-    """Any of g2uardfl's rules as a Flower strategy.
+    """Any aggregation rule of g2uardfl as a Flower strategy.
 
     Parameters
     ----------
     aggregator
-        A rule's name (`g2uardfl list defenses`), `package.module:ClassName`, or an `Aggregator`.
-    *args, **settings
-        Everything `FedAvg` takes, in its order or by name. Any other name is a setting of the rule.
+        The name of a rule (`g2uardfl list defenses`), `package.module:ClassName`, or an `Aggregator`.
+    fraction_train
+        The fraction of nodes that train in a round, but at least `min_train_nodes` (default: 1.0).
+    fraction_evaluate
+        The fraction of nodes that evaluate in a round, but at least `min_evaluate_nodes` (default: 1.0).
+    min_train_nodes
+        The minimum number of nodes that train in a round (default: 2).
+    min_evaluate_nodes
+        The minimum number of nodes that evaluate in a round (default: 2).
+    min_available_nodes
+        The number of connected nodes that a round waits for (default: 2).
+    weighted_by_key
+        The key of the number of examples in each `MetricRecord` (default: "num-examples").
+    arrayrecord_key
+        The key of the model in the messages to clients (default: "arrays").
+    configrecord_key
+        The key of the configuration in the messages to clients (default: "config").
+    train_metrics_aggr_fn
+        Combines the training metrics of the accepted clients (default: None, the weighted mean).
+    evaluate_metrics_aggr_fn
+        Combines the evaluation metrics (default: None, the weighted mean).
     min_replies
-        The fewest usable replies that may change the model. With fewer the round is kept: it counts, and the model
-        stays as it was. None means `min_train_nodes`.
+        The minimum number of usable replies that change the model. With fewer, the round counts and the model is kept
+        (default: None, `min_train_nodes`).
     identity
-        Tells from a reply which client sent it (an int or a str); None takes the node's id. A node id outlasts a
-        client's restart only where SuperNodes authenticate.
+        Identifies the client of a reply by an int or a str (default: None, the node id). A node id survives a restart
+        of the client only if SuperNodes authenticate.
     authenticated_nodes
-        Says that they do (`flower-superlink --enable-supernode-auth`), which silences the warning about it.
+        Whether they do (`flower-superlink --enable-supernode-auth`); True silences the warning (default: False).
     state_path
-        A file that holds rounds, memory and model after every round. A new strategy with the same path goes on from
-        there.
+        The file that holds rounds done, the rule's memory and the model after every round. A new strategy with the same
+        path resumes from it (default: None, nothing is saved).
     audit_path
-        A file to which every verdict is appended, one JSON object a line; `g2uardfl report` makes a page of it.
+        The file to which every verdict and round is appended as JSON; `g2uardfl report` turns it into a page (default:
+        None).
+    observers
+        Called with each round that the rule decided, and its outcome (default: none).
+    **rule_settings
+        The settings of the rule (`g2uardfl show NAME`), if it is given by name.
+
+    Attributes
+    ----------
+    rounds_done : int
+        Rounds so far, across all restarts.
+    rounds_kept : int
+        The rounds among them that kept the model because too few replies were usable.
+    report : RoundReport
+        The report of the last round.
 
     Examples
     --------
@@ -69,52 +104,77 @@ class AggregatorStrategy(FedAvg):
     def __init__(
         self,
         aggregator: str | Aggregator,
-        *args: Any,
+        fraction_train: float = 1.0,
+        fraction_evaluate: float = 1.0,
+        min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2,
+        min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples",
+        arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config",
+        train_metrics_aggr_fn: MetricsFn | None = None,
+        evaluate_metrics_aggr_fn: MetricsFn | None = None,
+        *,
         min_replies: int | None = None,
         identity: Identity | None = None,
         authenticated_nodes: bool = False,
         state_path: str | os.PathLike[str] | None = None,
         audit_path: str | os.PathLike[str] | None = None,
-        **settings: Any,
+        observers: Sequence[RoundObserver] = (),
+        **rule_settings: Any,
     ) -> None:
-        own = {name: value for name, value in settings.items() if name not in _FEDAVG}
-        super().__init__(*args, **{name: value for name, value in settings.items() if name in _FEDAVG})
-        self.aggregator = _rule(aggregator, own)
+        super().__init__(
+            fraction_train=fraction_train,
+            fraction_evaluate=fraction_evaluate,
+            min_train_nodes=min_train_nodes,
+            min_evaluate_nodes=min_evaluate_nodes,
+            min_available_nodes=min_available_nodes,
+            weighted_by_key=weighted_by_key,
+            arrayrecord_key=arrayrecord_key,
+            configrecord_key=configrecord_key,
+            train_metrics_aggr_fn=train_metrics_aggr_fn,
+            evaluate_metrics_aggr_fn=evaluate_metrics_aggr_fn,
+        )
+        self.aggregator = _rule(aggregator, rule_settings)
         self.min_replies = self.min_train_nodes if min_replies is None else min_replies
         if self.min_replies < 1 and self.fraction_train > 0:
             raise ConfigError(f"min_replies={min_replies!r} is not allowed: it must be a whole number of at least 1")
         self.identity = identity
         self.authenticated_nodes = authenticated_nodes
         self.state_path = state_path
+        self.observers = observers
         self.rounds_done = 0
-        """Rounds behind this federation, over all restarts."""
         self.rounds_kept = 0
-        """How many of them left the model as it was for want of replies."""
-        self.verdicts: dict[ClientId, Verdict] = {}
-        """The last round's verdicts by client."""
+        self.report = RoundReport({})
         self.current_arrays: ArrayRecord | None = None
         """The global model that the clients of this round start from."""
-        self._roll = Roll(identity)
+        self._barrier = Barrier[Message, Reply](lambda reply: read_reply(reply, self.weighted_by_key), identity)
+        self._requests: Sequence[Message] = ()
         self._resumes = False
         if state_path is not None:
             self._resume(state_path)
         self._offset = self.rounds_done
         self._audit = None if audit_path is None else AuditWriter(audit_path, self.aggregator.name)
 
+    @property
+    def verdicts(self) -> dict[ClientId, Verdict]:
+        """The verdicts of the last round by client."""
+        return self.report.verdicts
+
     def _resume(self, path: str | os.PathLike[str]) -> None:
-        memory = Memory.load(path)
-        if memory is None:
+        saved = FederationState.load(path)
+        if saved is None:
             return
-        changed = memory.give_back(self.aggregator, path)
-        self.rounds_done, self.rounds_kept = memory.rounds_done, memory.rounds_kept
-        self.current_arrays, self._resumes = memory.model, True
-        logger.info("%s: goes on after round %d from %s", self.aggregator.name, self.rounds_done, path)
+        changed = saved.restore(self.aggregator, path)
+        self.rounds_done, self.rounds_kept = saved.rounds_done, saved.rounds_kept
+        self.current_arrays, self._resumes = loaded_record(saved.model), True
+        logger.info("%s: resumed after round %d from %s", self.aggregator.name, self.rounds_done, path)
         if changed:
-            logger.warning("%s: settings differ from those before: %s", self.aggregator.name, ", ".join(changed))
+            logger.warning("%s: settings changed since the last session: %s", self.aggregator.name, ", ".join(changed))
 
     def summary(self) -> None:
         """Log the settings."""
-        logger.info("\t├──> Rule: %s, from %d usable replies on", self.aggregator.name, self.min_replies)
+        logger.info("\t├──> Rule: %s, at least %d usable replies", self.aggregator.name, self.min_replies)
         super().summary()
 
     def start(
@@ -129,24 +189,24 @@ class AggregatorStrategy(FedAvg):
     ) -> Result:
         """Run `num_rounds` more rounds, as Flower's `start` does.
 
-        After a restart with `state_path` the model that was saved takes the place of `initial_arrays`, and rounds are
-        numbered on from the last one in configs, metrics and calls of `evaluate_fn`. Only the returned `Result` and
-        Flower's own log count from 1. To end at a fixed round, pass `num_rounds=total - strategy.rounds_done`.
+        After a restart with `state_path` the saved model replaces `initial_arrays`, and round numbers continue after
+        the last one in configs, metrics and calls of `evaluate_fn`. Only the returned `Result` and Flower's own log
+        count from 1. To end at a fixed round, pass `num_rounds=total - strategy.rounds_done`.
         """
         self._offset = self.rounds_done
         arrays = self._first_arrays(initial_arrays)
         if self.identity is None and not self.authenticated_nodes:
             logger.warning(
-                "%s knows clients by their node ids. A client that restarts comes back as a new one with a neutral "
-                "record, unless SuperNodes authenticate (flower-superlink --enable-supernode-auth). If they do, pass "
-                "authenticated_nodes=True; else pass identity= to name clients yourself.",
+                "%s identifies clients by node id. Unless SuperNodes authenticate (flower-superlink "
+                "--enable-supernode-auth), a client that restarts gets a new id and a neutral reputation. If they "
+                "authenticate, pass authenticated_nodes=True; otherwise pass identity= to identify clients yourself.",
                 type(self).__name__,
             )
         offset = self._offset
         numbered = None if evaluate_fn is None else lambda number, model: evaluate_fn(offset + number, model)
-        result = super().start(careful(grid), arrays, num_rounds, timeout, train_config, evaluate_config, numbered)
+        result = super().start(tolerant(grid), arrays, num_rounds, timeout, train_config, evaluate_config, numbered)
         if not result.arrays:
-            # No round changed the model: Flower would answer with nothing at all.
+            # Flower returns no model if no round changed it.
             result.arrays = arrays
         return result
 
@@ -157,87 +217,85 @@ class AggregatorStrategy(FedAvg):
             return given
         if ModelLayout.of(RecordWeights(saved)).signature() != layout.signature():
             raise StateError(f"{self.state_path} holds the state of another model: choose another state_path")
-        logger.info("The model saved after round %d takes the place of the initial one", self.rounds_done)
+        logger.info("The model saved after round %d replaces the initial model", self.rounds_done)
         return saved
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Sample nodes as `FedAvg` does, and remember who was asked and what they were sent."""
+        """Sample nodes as `FedAvg` does, and remember the requests and the model that they carry."""
         self.current_arrays = arrays
-        messages = list(super().configure_train(self._offset + server_round, arrays, config, grid))
-        self._roll.ask(messages)
-        return messages
+        self._requests = list(super().configure_train(self._offset + server_round, arrays, config, grid))
+        return self._requests
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Judge a round's replies; None for the model where it stays as it was."""
+        """Aggregate the replies of a round; None instead of a model keeps the current one."""
         began = time.perf_counter()
         if self.current_arrays is None:
-            raise StateError("aggregate_train came before configure_train: a rule compares with the model sent out")
-        read = self._roll.sort(replies, self.weighted_by_key)
-        self._roll.ask(())
-        if not read.clients:
+            raise StateError("call configure_train before aggregate_train: a rule needs the model that was sent")
+        received = self._barrier.sort(map(request, self._requests), map(envelope, replies))
+        self._requests = ()
+        if not received.clients:
             return None, None
-        arrays, verdicts, note = self._judge(self.current_arrays, read, self._offset + server_round)
-        self.verdicts = verdicts
-        self.rounds_done = self._offset + server_round
+        number = self._offset + server_round
+        arrays, self.report = self._decided(self.current_arrays, received, number)
+        self.rounds_done = number
         if arrays is None:
             self.rounds_kept += 1
         else:
             self.current_arrays = arrays
-        self._keep(read.nodes)
+        self._save(received.nodes)
         seconds = time.perf_counter() - began
-        level = logging.WARNING if arrays is None else logging.INFO
-        logger.log(level, "%s", _line(self.aggregator.name, self.rounds_done, self.verdicts, seconds, note))
-        return arrays, self._metrics(read, seconds)
+        logger.log(log.level(self.report), "%s", log.line(self.aggregator.name, number, self.report, seconds))
+        return arrays, self._metrics(received, seconds)
 
-    def _judge(
-        self, model: ArrayRecord, read: Replies, number: int
-    ) -> tuple[ArrayRecord | None, dict[ClientId, Verdict], str]:
-        """The next model, or None where this one is kept, a verdict on every client, and a note about the round."""
-        verdicts = {client: Verdict("invalid", reason) for client, reason in read.unusable.items()}
-        if not read.usable:
-            return None, verdicts, "No usable reply came, and the model was kept."
-        result = self._aggregated(model, read, number)
-        verdicts |= {client: _shortened(verdict) for client, verdict in result.verdicts.items()}
-        arrays = None
-        if result.decided:
-            arrays = ArrayRecord({name: encode(value, model[name]) for name, value in result.weights.items()})
-        return arrays, verdicts, result.note
+    def _decided(
+        self, model: ArrayRecord, received: Replies[Reply], number: int
+    ) -> tuple[ArrayRecord | None, RoundReport]:
+        """The next model, or None where this one is kept, and a report with a verdict on every client."""
+        verdicts = {client: Verdict("invalid", reason) for client, reason in received.unusable.items()}
+        if not received.usable:
+            kept = model_kept("No usable reply arrived")
+            return None, RoundReport(verdicts, kept.message, (kept,))
+        result = self._aggregated(model, received.usable, number)
+        verdicts |= {
+            client: replace(verdict, reason=log.shortened(verdict.reason, _LONGEST_REASON))
+            for client, verdict in result.verdicts.items()
+        }
+        report = replace(result.report, verdicts=verdicts)
+        if not result.decided:
+            return None, report
+        return ArrayRecord({name: encode(value, model[name]) for name, value in result.weights.items()}), report
 
-    def _aggregated(self, model: ArrayRecord, read: Replies, number: int) -> AggregationResult:
+    def _aggregated(self, model: ArrayRecord, usable: Mapping[ClientId, Reply], number: int) -> AggregationResult:
         return self.aggregator.aggregate(
             RecordWeights(model),
-            {client: RecordWeights(reply.arrays) for client, reply in read.usable.items()},
-            {client: reply.num_examples for client, reply in read.usable.items()},  # type: ignore[misc]
+            {client: RecordWeights(reply.arrays) for client, reply in usable.items()},
+            {client: reply.num_examples for client, reply in usable.items()},  # type: ignore[misc]
             min_updates=self.min_replies,
+            observers=self.observers,
             round_number=number,
         )
 
-    def _keep(self, nodes: Mapping[ClientId, int]) -> None:
+    def _save(self, nodes: Mapping[ClientId, int]) -> None:
         """Write the audit, then the state: a round that counts as done is in the audit."""
         try:
             if self._audit is not None:
-                self._audit.write(self.rounds_done, self.verdicts, nodes)
+                self._audit.write(self.rounds_done, self.report, nodes)
             if self.state_path is not None and self.current_arrays is not None:
-                Memory(
-                    self.rounds_done,
-                    self.rounds_kept,
-                    self.aggregator.name,
-                    self.aggregator.state(),
-                    self.current_arrays,
-                ).save(self.state_path)
+                model = saved_record(self.current_arrays)
+                FederationState.of(self.aggregator, model, self.rounds_done, self.rounds_kept).save(self.state_path)
         except (OSError, StateError) as error:
-            logger.error("round %d goes on UNSAVED: %s", self.rounds_done, error)
+            logger.error("round %d was NOT SAVED: %s", self.rounds_done, error)
 
-    def _metrics(self, read: Replies, seconds: float) -> MetricRecord:
-        """The accepted clients' metrics, averaged, and the round's own."""
+    def _metrics(self, received: Replies[Reply], seconds: float) -> MetricRecord:
+        """The mean of the accepted clients' metrics, and the round's own."""
         accepted = [
-            reply.content for client, reply in read.usable.items() if self.verdicts[client].decision == "accepted"
+            reply.content for client, reply in received.usable.items() if self.verdicts[client].decision == "accepted"
         ]
-        record = self._averaged(accepted, self.train_metrics_aggr_fn) or MetricRecord()
+        record = averaged(accepted, self.weighted_by_key, self.train_metrics_aggr_fn) or MetricRecord()
         for decision in DECISIONS:
             name = f"g2uardfl-{decision.replace('_', '-')}"
             record[name] = sum(verdict.decision == decision for verdict in self.verdicts.values())
@@ -249,105 +307,33 @@ class AggregatorStrategy(FedAvg):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """As `FedAvg` does, under the federation's own round number."""
+        """As `FedAvg` does, with the federation's own round number."""
         return super().configure_evaluate(self._offset + server_round, arrays, config, grid)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Average the metrics that can be read; the others are left out and do not end the run."""
+        """Average the metrics of the usable replies; the others are ignored and do not end the run."""
         received = list(replies)
-        usable = [reply.content for reply in received if self._has_metrics(reply)]
+        usable = [reply.content for reply in received if has_metrics(reply, self.weighted_by_key)]
         if len(usable) < len(received):
-            logger.warning("aggregate_evaluate: left out %d of %d replies", len(received) - len(usable), len(received))
-        return self._averaged(usable, self.evaluate_metrics_aggr_fn)
-
-    def _has_metrics(self, reply: Message) -> bool:
-        if reply.has_error() or not reply.has_content():
-            return False
-        try:
-            read_metrics(list(reply.content.metric_records.values()), self.weighted_by_key)
-        except BadReplyError:
-            return False
-        return True
-
-    def _averaged(
-        self, contents: list[RecordDict], average: Callable[[list[RecordDict], str], MetricRecord]
-    ) -> MetricRecord | None:
-        comparable = alike(contents)
-        weights = [next(iter(content.metric_records.values()))[self.weighted_by_key] for content in comparable]
-        if not any(weights):
-            return None
-        try:
-            return average(comparable, self.weighted_by_key)
-        except Exception:
-            # What clients report may be anything; it must not cost the federation the round.
-            logger.exception("The clients' metrics could not be aggregated")
-            return None
-
-
-class G2uardFLStrategy(AggregatorStrategy):
-    """The G²uardFL defence as a Flower strategy.
-
-    Parameters
-    ----------
-    *args, **settings
-        Everything `FedAvg` takes, what `AggregatorStrategy` takes (`min_replies`, `identity`, `authenticated_nodes`,
-        `state_path`, `audit_path`), and every field of `GuardConfig`.
-    profile
-        The guard's profile, "default" or "paper".
-    seed
-        Decides everything random about the guard.
-
-    Examples
-    --------
-    >>> strategy = G2uardFLStrategy(fraction_train=0.5, min_replies=5, score_percentile=10.0)
-    >>> strategy.fraction_train, strategy.guard.config.score_percentile
-    (0.5, 10.0)
-    """
-
-    def __init__(self, *args: Any, profile: str = "default", seed: int = 0, **settings: Any) -> None:
-        super().__init__("g2uardfl", *args, profile=profile, seed=seed, **settings)
-
-    @property
-    def guard(self) -> G2uardFL:
-        """The guard inside, with its scores, graph and config."""
-        return cast("G2uardFL", self.aggregator)
+            ignored = len(received) - len(usable)
+            logger.warning("aggregate_evaluate: ignored %d of %d replies as unusable", ignored, len(received))
+        return averaged(usable, self.weighted_by_key, self.evaluate_metrics_aggr_fn)
 
 
 def _rule(aggregator: str | Aggregator, settings: Mapping[str, Any]) -> Aggregator:
+    """The rule of a strategy; a misspelt keyword of the strategy itself is named in the error, too."""
     if not isinstance(aggregator, str):
         if settings:
-            raise ConfigError(f"unknown setting {next(iter(settings))!r}: an aggregator that is made has its settings")
+            raise ConfigError(
+                "Pass settings only together with a rule name; an Aggregator object is already configured."
+            )
         return aggregator
     try:
         return aggregators.create(aggregator, **settings)
-    except (ConfigError, TypeError):
+    except (ConfigError, TypeError) as error:
+        known = inspect.signature(AggregatorStrategy).parameters
         for name in settings:
-            meant = difflib.get_close_matches(name, _FEDAVG, 1, 0.8)
-            if meant:
+            meant = difflib.get_close_matches(name, known, 1, 0.8)
+            if meant and repr(name) in str(error):
                 raise ConfigError(f"unknown setting {name!r}: did you mean {meant[0]}?") from None
         raise
-
-
-def _shortened(verdict: Verdict, longest: int = 400) -> Verdict:
-    """Reasons name arrays as clients call them: such a name may fit no line."""
-    return replace(verdict, reason=_cut(verdict.reason, longest))
-
-
-def _cut(text: str, longest: int) -> str:
-    return text if len(text) <= longest else f"{text[:longest]}..."
-
-
-def _line(rule: str, round_number: int, verdicts: Mapping[ClientId, Verdict], seconds: float, note: str) -> str:
-    """What the log says about a round."""
-    parts = []
-    for decision in DECISIONS:
-        about = {client: verdict for client, verdict in verdicts.items() if verdict.decision == decision}
-        why = "" if decision == "accepted" or not about else f" ({_some(about)})"
-        parts.append(f"{len(about)} {decision.replace('_', ' ')}{why}")
-    return f"{rule} round {round_number}: {', '.join(parts)} [{seconds:.2f} s]{' ' if note else ''}{note}"
-
-
-def _some(verdicts: Mapping[ClientId, Verdict], most: int = 2) -> str:
-    shown = [f"{client}: {_cut(verdict.reason.rstrip('.'), 110)}" for client, verdict in list(verdicts.items())[:most]]
-    rest = len(verdicts) - len(shown)
-    return "; ".join(shown) + (f"; and {rest} more" if rest else "")

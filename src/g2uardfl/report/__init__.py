@@ -1,1 +1,1 @@
-"""Plots and pages made from run directories."""
+"""Pages with plots and tables about simulated runs and real federations."""

@@ -1,4 +1,4 @@
-"""What a page says of a real federation, from its audit: nobody knows there who attacked, or how often it worked."""
+"""The part of a page about a real federation, from its audit: who attacked, and how successfully, is unknown there."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..federation.audit import DECISIONS, Audit
+from .events import mark_events
 from .parts import table
 
 _COLOURS = {"accepted": "#1b6e3c", "held_out": "#c98a1b", "malicious": "#b3261e", "invalid": "#8a8f98"}
 
 
 def summary_table(audits: Sequence[Audit]) -> str:
-    """How many verdicts of each kind there were."""
+    """The share of each decision in all verdicts."""
     head = ("federation", "rounds", "clients", *(f"{decision.replace('_', ' ')} %" for decision in DECISIONS))
     rows = []
     for audit in audits:
@@ -21,12 +22,12 @@ def summary_table(audits: Sequence[Audit]) -> str:
         rows.append([audit.name, f"{len(audit.rounds)}", f"{len(audit.clients)}", *shares])
     damaged = sum(audit.damaged for audit in audits)
     note = "Shares of all verdicts."
-    note += f" {damaged} damaged lines of the audit were left out." if damaged else ""
+    note += f" {damaged} damaged lines of the audit were ignored." if damaged else ""
     return table(head, rows, note)
 
 
 def decisions(audit: Audit) -> Any:
-    """Verdicts of each kind, round by round."""
+    """The number of clients with each decision, by round."""
     import plotly.graph_objects as go
 
     figure = go.Figure()
@@ -38,6 +39,7 @@ def decisions(audit: Audit) -> Any:
             name=decision.replace("_", " "),
             marker={"color": _COLOURS[decision]},
         )
+    mark_events(figure, audit.rounds, 0, max(len(record["verdicts"]) for record in audit.rounds))
     figure.update_layout(
         barmode="stack", xaxis_title="round", yaxis_title="clients", legend={"orientation": "h", "y": -0.2}
     )

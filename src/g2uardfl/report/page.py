@@ -1,6 +1,6 @@
-"""`report.html`: what became of one or more runs and of each client in them, in one file that needs no network.
+"""`report.html`: the results of one or more runs and the verdicts on their clients, in one file without external parts.
 
-A run is a simulated one, where the truth is known, or the audit of a real federation, where it is not.
+A run is a simulated one, where the attackers are known, or the audit of a real federation, where they are not.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 from ..federation.audit import Audit
 from ..simulation.directory import FinishedRun
 from . import federation
+from .events import event_table, has_events, mark_events
 from .parts import table
 
 Run = FinishedRun | Audit
@@ -25,6 +26,8 @@ th, td { padding: .35rem .7rem; text-align: left; border-bottom: 1px solid #dde2
 td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
 .malicious { color: #b3261e; } .held_out { color: #8a5a00; } .accepted { color: #1b6e3c; } .invalid { color: #5f6368; }
 """
+_PERCENT_RANGE = (-2, 102)
+"""The axis of a rate, so that lines at 0 and 100 % are visible."""
 _COLOURS = ("#b3261e", "#1f5fbf", "#1b6e3c", "#7b3fa0", "#8a5a00", "#00797a")
 
 
@@ -36,7 +39,7 @@ def write_report(runs: Sequence[Run], path: str | Path, title: str = "g2uardfl r
 
 
 def render(runs: Sequence[Run], title: str) -> str:
-    """The page as HTML with everything it needs inside."""
+    """The page as HTML, with scripts and styles inside."""
     from plotly.offline import get_plotlyjs
 
     simulated = [run for run in runs if isinstance(run, FinishedRun)]
@@ -49,12 +52,15 @@ def render(runs: Sequence[Run], title: str) -> str:
         for audit in audits:
             parts += [f"<h2>Verdicts: {html.escape(audit.name)}</h2>", _figure(federation.decisions(audit))]
     for run in runs:
+        if has_events(run.rounds):
+            heading = f"What the server did on its own: {html.escape(name_of(run))}"
+            parts += [f"<h2>{heading}</h2>", event_table(run.rounds)]
         scored = any("benign_score" in verdict for record in run.rounds for verdict in record["verdicts"].values())
         if scored:
-            legend = "One line a client, red where the client was really malicious."
+            legend = "One line for each client" + (", red for attackers." if isinstance(run, FinishedRun) else ".")
             parts += [
                 f"<h2>Benign scores: {html.escape(name_of(run))}</h2>",
-                f"<p>{legend if isinstance(run, FinishedRun) else 'One line a client.'}</p>",
+                f"<p>{legend}</p>",
                 _figure(_scores(run)),
             ]
         if scored or isinstance(run, Audit):
@@ -68,7 +74,7 @@ def render(runs: Sequence[Run], title: str) -> str:
 
 
 def name_of(run: Run) -> str:
-    """What a run is called in tables and legends: its defence, attack and task, or its rule and file."""
+    """The name of a run in tables and legends: its defence, attack and task, or its rule and file."""
     if isinstance(run, Audit):
         return run.name
     return f"{run.config.defense} against {run.config.attack} on {run.config.task}"
@@ -77,7 +83,7 @@ def name_of(run: Run) -> str:
 def _summary_table(runs: Sequence[FinishedRun]) -> str:
     head = ("run", "ACC %", "ASR %", "DS %", "precision %", "recall %", "F1 %", "rounds", "seed")
     rows = [[name_of(run), *run.figures, str(run.summary["rounds"]), str(run.summary["seed"])] for run in runs]
-    return table(head, rows, "Precision, recall and F1 count every refused client (malicious or held out) as flagged.")
+    return table(head, rows, "Precision, recall and F1 count every rejected client (malicious or held out) as flagged.")
 
 
 def _curves(runs: Sequence[FinishedRun]) -> Any:
@@ -97,11 +103,12 @@ def _curves(runs: Sequence[FinishedRun]) -> Any:
                 x=rounds,
                 y=[100 * value for value in values],
                 mode="lines",
-                name=f"{label}, {name_of(run)}",
+                name=f"{label}, {_trace_name(name_of(run))}",
                 line={"color": colour, "dash": dash},
             )
+        mark_events(figure, run.rounds, *_PERCENT_RANGE, _trace_name(name_of(run)) if len(runs) > 1 else "")
     figure.update_layout(
-        xaxis_title="round", yaxis={"title": "%", "range": [-2, 102]}, legend={"orientation": "h", "y": -0.2}
+        xaxis_title="round", yaxis={"title": "%", "range": _PERCENT_RANGE}, legend={"orientation": "h", "y": -0.2}
     )
     return figure
 
@@ -124,13 +131,18 @@ def _scores(run: Run) -> Any:
             y=scores,
             mode="lines+markers",
             marker={"size": 4},
-            name=f"client {client}{' (malicious)' if malicious else ''}",
+            name=f"client {_trace_name(client)}{' (malicious)' if malicious else ''}",
             line={"color": "#b3261e" if malicious else "#1f5fbf", "width": 1},
             opacity=0.7,
             showlegend=False,
         )
     figure.update_layout(xaxis_title="round", yaxis_title="benign score")
     return figure
+
+
+def _trace_name(text: str) -> str:
+    """A name in a plot, where plotly would read some HTML tags and entities."""
+    return html.escape(text, quote=False)
 
 
 def _attackers(run: Run) -> set[str]:
@@ -140,20 +152,20 @@ def _attackers(run: Run) -> set[str]:
 def _verdict_table(run: Run) -> str:
     attackers, known = _attackers(run), isinstance(run, FinishedRun)
     last: dict[str, tuple[int, dict[str, Any]]] = {}
-    refusals: dict[str, int] = {}
+    rejections: dict[str, int] = {}
     for record in run.rounds:
         for client, verdict in record["verdicts"].items():
             last[client] = (record["round"], verdict)
-            refusals[client] = refusals.get(client, 0) + (verdict["decision"] in ("malicious", "held_out"))
-    head = ("client", *(["truth"] if known else []), "round", "decision", "refused so far", "why")
+            rejections[client] = rejections.get(client, 0) + (verdict["decision"] in ("malicious", "held_out"))
+    head = ("client", *(["truth"] if known else []), "round", "decision", "rejected so far", "reason")
     rows = [f"<tr>{''.join(f'<th>{name}</th>' for name in head)}</tr>"]
     for client in sorted(last, key=lambda name: (name not in attackers, name.zfill(12))):
         number, verdict = last[client]
-        decision = verdict["decision"]
+        decision = html.escape(verdict["decision"])
         truth = f"<td>{'malicious' if client in attackers else 'benign'}</td>" if known else ""
         rows.append(
             f"<tr><td>{html.escape(client)}</td>{truth}<td>{number}</td>"
-            f"<td class='{decision}'>{decision.replace('_', ' ')}</td><td>{refusals[client]}</td>"
+            f"<td class='{decision}'>{decision.replace('_', ' ')}</td><td>{rejections[client]}</td>"
             f"<td>{html.escape(verdict['reason'])}</td></tr>"
         )
     return f"<div class='scroll'><table>{''.join(rows)}</table></div>"

@@ -1,4 +1,4 @@
-"""Pieces that pages are made of."""
+"""Pieces of a page. All of them escape the text that they are given."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import html
 from collections.abc import Sequence
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], note: str) -> str:
-    """A table whose first column is text and whose others are numbers, with a sentence below."""
-    lines = [_row(head, "th"), *(_row(cells, "td") for cells in rows)]
-    return f"<div class='scroll'><table>{''.join(lines)}</table></div><p>{note}</p>"
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], note: str = "", *, numbers: bool = True) -> str:
+    """A table with a sentence below; all columns but the first hold numbers, or text without `numbers`."""
+    lines = [_row(head, "th", numbers), *(_row(cells, "td", numbers) for cells in rows)]
+    below = f"<p>{html.escape(note)}</p>" if note else ""
+    return f"<div class='scroll'><table>{''.join(lines)}</table></div>{below}"
 
 
-def _row(cells: Sequence[str], tag: str) -> str:
+def _row(cells: Sequence[str], tag: str, numbers: bool) -> str:
     first, *others = (html.escape(cell) for cell in cells)
-    return f"<tr><{tag}>{first}</{tag}>" + "".join(f"<{tag} class='number'>{cell}</{tag}>" for cell in others) + "</tr>"
+    aligned = " class='number'" if numbers else ""
+    return f"<tr><{tag}>{first}</{tag}>" + "".join(f"<{tag}{aligned}>{cell}</{tag}>" for cell in others) + "</tr>"

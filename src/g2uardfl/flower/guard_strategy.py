@@ -1,0 +1,92 @@
+"""The guard as a Flower strategy: change one import, and the server defends the model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from ..aggregators.base import RoundObserver
+from .metrics import MetricsFn
+from .replies import Identity
+from .strategy import AggregatorStrategy
+
+if TYPE_CHECKING:
+    from .. import G2uardFL
+
+
+class G2uardFLStrategy(AggregatorStrategy):
+    """The G²uardFL defence as a Flower strategy.
+
+    Parameters
+    ----------
+    fraction_train, fraction_evaluate, min_train_nodes, min_evaluate_nodes, min_available_nodes
+        As in Flower's `FedAvg`.
+    weighted_by_key, arrayrecord_key, configrecord_key, train_metrics_aggr_fn, evaluate_metrics_aggr_fn
+        As in Flower's `FedAvg`.
+    profile
+        The guard's profile, "default" or "paper" (default: "default").
+    seed
+        Determines everything random about the guard (default: 0).
+    min_replies, identity, authenticated_nodes, state_path, audit_path, observers
+        As in `AggregatorStrategy`.
+    **guard_settings
+        Any keyword of `G2uardFL`.
+
+    Examples
+    --------
+    >>> strategy = G2uardFLStrategy(fraction_train=0.5, min_replies=5, profile="paper", score_percentile=10.0)
+    >>> strategy.fraction_train, strategy.guard.configuration()["score_percentile"]
+    (0.5, 10.0)
+    """
+
+    def __init__(
+        self,
+        fraction_train: float = 1.0,
+        fraction_evaluate: float = 1.0,
+        min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2,
+        min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples",
+        arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config",
+        train_metrics_aggr_fn: MetricsFn | None = None,
+        evaluate_metrics_aggr_fn: MetricsFn | None = None,
+        *,
+        profile: str = "default",
+        seed: int = 0,
+        min_replies: int | None = None,
+        identity: Identity | None = None,
+        authenticated_nodes: bool = False,
+        state_path: str | os.PathLike[str] | None = None,
+        audit_path: str | os.PathLike[str] | None = None,
+        observers: Sequence[RoundObserver] = (),
+        **guard_settings: Any,
+    ) -> None:
+        super().__init__(
+            "g2uardfl",
+            fraction_train,
+            fraction_evaluate,
+            min_train_nodes,
+            min_evaluate_nodes,
+            min_available_nodes,
+            weighted_by_key,
+            arrayrecord_key,
+            configrecord_key,
+            train_metrics_aggr_fn,
+            evaluate_metrics_aggr_fn,
+            min_replies=min_replies,
+            identity=identity,
+            authenticated_nodes=authenticated_nodes,
+            state_path=state_path,
+            audit_path=audit_path,
+            observers=observers,
+            profile=profile,
+            seed=seed,
+            **guard_settings,
+        )
+
+    @property
+    def guard(self) -> G2uardFL:
+        """The guard, with its settings and its memory."""
+        return cast("G2uardFL", self.aggregator)

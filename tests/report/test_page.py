@@ -1,0 +1,152 @@
+"""The page of simulated runs and of real federations; the latter are read from audits, without Flower."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+
+import plotly.graph_objects as go
+import pytest
+
+from g2uardfl.aggregators.base import Event, RoundReport, Verdict
+from g2uardfl.federation.audit import Audit, AuditWriter
+from g2uardfl.report.events import event_table, has_events, mark_events
+from g2uardfl.report.page import render
+from g2uardfl.simulation.config import RunConfig
+from g2uardfl.simulation.directory import FinishedRun, RunDirectory
+from g2uardfl.simulation.run import Simulation
+
+BIG = 2**64 - 3
+SCRIPT = "<script>alert(1)</script>"
+VERDICTS = {
+    BIG: Verdict("accepted", "In the benign cluster.", benign_score=0.25),
+    f"hospital {SCRIPT}": Verdict("malicious", "In the cluster with the lowest score.", benign_score=-0.5),
+    8: Verdict("invalid", f"It failed: '{SCRIPT}'."),
+}
+ROLLED_BACK = Event("rolled_back", "The model was rolled back to round 3.", {"round": 3})
+ODD = Event(f"odd{SCRIPT}", f"Something happened: {SCRIPT}")
+SECTION = "What the server did on its own"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> FinishedRun:
+    folder = tmp_path_factory.mktemp("run")
+    config = RunConfig(rounds=3, clients=4, per_round=4, start="scratch", defense="median", engine="loop")
+    Simulation(config).run([RunDirectory(folder)])
+    return FinishedRun(folder)
+
+
+def write_audit(path, *reports: RoundReport) -> Audit:
+    writer = AuditWriter(path, "g2uardfl")
+    for number, report in enumerate(reports, start=1):
+        writer.write(number, report, {})
+    return Audit(path)
+
+
+def section(page: str) -> str:
+    """The table of events."""
+    return page.partition(SECTION)[2].partition("</table>")[0]
+
+
+def test_the_page_of_an_audit_shows_verdicts_and_no_truth(tmp_path):
+    page = render([write_audit(tmp_path / "audit.jsonl", RoundReport(VERDICTS), RoundReport(VERDICTS))], "title")
+    for text in ("Verdicts: g2uardfl in audit.jsonl", "Benign scores", "Last verdict on each client", str(BIG)):
+        assert text in page
+    assert "In the cluster with the lowest score." in page
+    assert "<th>truth</th>" not in page, "who attacked a real federation is unknown"
+    assert SECTION not in page, "there were no events"
+
+
+def test_events_of_an_audit_are_in_a_table_by_round(tmp_path):
+    audit = write_audit(
+        tmp_path / "audit.jsonl",
+        RoundReport(VERDICTS),
+        RoundReport(VERDICTS, "", (ROLLED_BACK, ODD)),
+        RoundReport(VERDICTS, "", (ROLLED_BACK,)),
+    )
+    page = render([audit], "title")
+    assert f"<h2>{SECTION}: g2uardfl in audit.jsonl</h2>" in page
+    rows = re.findall(r"<tr><td>(\d+)</td><td>(.*?)</td><td>(.*?)</td></tr>", section(page))
+    assert [row[0] for row in rows] == ["2", "2", "3"]
+    assert rows[0] == ("2", "rolled back", ROLLED_BACK.message)
+
+
+def test_no_text_of_others_becomes_markup(tmp_path):
+    audit = write_audit(tmp_path / "audit.jsonl", RoundReport(VERDICTS, SCRIPT, (ODD, ROLLED_BACK)))
+    page = render([audit], SCRIPT)
+    assert SCRIPT not in page
+    assert page.count("&lt;script&gt;alert(1)&lt;/script&gt;") >= 5, "title, event, client and reason"
+
+
+def test_events_of_a_simulated_run_are_in_the_table_and_in_the_curves(finished):
+    records = [{**record, "note": "", "events": []} for record in finished.rounds]
+    records[1]["events"] = [ROLLED_BACK.as_dict()]
+    run = object.__new__(FinishedRun)
+    run.__dict__.update(finished.__dict__, rounds=records)
+    page = render([run], "title")
+    assert ROLLED_BACK.message in section(page)
+    assert '"name":"rolled back"' in page
+    assert '"name":"eliminated"' not in page
+
+
+def test_runs_of_earlier_versions_without_events_have_a_page(finished):
+    run = object.__new__(FinishedRun)
+    old = [{name: value for name, value in r.items() if name not in ("note", "events")} for r in finished.rounds]
+    run.__dict__.update(finished.__dict__, rounds=old)
+    page = render([run], "title")
+    assert "Accuracy and attack success" in page
+    assert SECTION not in page
+
+
+def test_several_runs_and_an_audit_share_a_page(finished, tmp_path):
+    audit = write_audit(tmp_path / "audit.jsonl", RoundReport({8: VERDICTS[8]}))
+    page = render([finished, audit], "both")
+    assert "Accuracy and attack success" in page
+    assert "Verdicts: g2uardfl in audit.jsonl" in page
+    assert page.count("Last verdict on each client") == 1, "the run has no scores"
+    assert "Benign scores" not in page
+
+
+def test_marks_are_one_vertical_line_for_each_round_with_the_event():
+    rounds = [
+        {"round": 1, "events": []},
+        {"round": 2, "events": [{"kind": "eliminated", "message": ""}, {"kind": "eliminated", "message": ""}]},
+        {"round": 3},
+        {"round": 5, "events": [{"kind": "eliminated", "message": ""}, {"kind": "model_kept", "message": ""}]},
+    ]
+    figure = go.Figure()
+    mark_events(figure, rounds, 0, 10, "a run")
+    (trace,) = figure.data
+    assert trace.name == "eliminated, a run"
+    assert trace.x == (2, 2, None, 5, 5, None)
+    assert trace.y == (0, 10, None, 0, 10, None)
+
+
+def test_without_events_nothing_is_marked():
+    figure = go.Figure()
+    mark_events(figure, [{"round": 1}, {"round": 2, "events": []}], 0, 10)
+    assert not figure.data
+    assert not has_events([{"round": 1}, {"round": 2, "events": []}])
+    assert event_table([]).count("<tr>") == 1
+
+
+def command(*arguments, cwd):
+    code = [sys.executable, "-c", "from g2uardfl.cli import main; main()", "report", *map(str, arguments)]
+    return subprocess.run(code, cwd=cwd, capture_output=True, text=True, timeout=600, check=False)
+
+
+def test_the_report_command_writes_a_page_beside_the_audit(tmp_path):
+    write_audit(tmp_path / "audit.jsonl", RoundReport(VERDICTS, "", (ROLLED_BACK,)))
+    done = command(tmp_path / "audit.jsonl", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert ROLLED_BACK.message in section((tmp_path / "audit.html").read_text())
+
+
+def test_the_report_command_refuses_a_file_that_is_no_audit(tmp_path):
+    (tmp_path / "x.jsonl").write_text(json.dumps({"round": 1}))
+    done = command(tmp_path / "x.jsonl", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("g2uardfl: error: ")
+    assert "holds no verdicts" in done.stderr
