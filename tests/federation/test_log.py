@@ -22,7 +22,7 @@ def report(*kinds: str, note: str = "") -> RoundReport:
         (("elimination_reversed",), logging.INFO),
         (("something_new",), logging.INFO),
         (("rolled_back",), logging.WARNING),
-        (("eliminated",), logging.WARNING),
+        (("eliminated",), logging.INFO),
         (("model_kept",), logging.WARNING),
         (("something_new", "rolled_back"), logging.WARNING),
     ],

@@ -202,7 +202,7 @@ class Eventful(Mean):
     [
         ([], "INFO"),
         (["rolled_back"], "WARNING"),
-        (["eliminated"], "WARNING"),
+        (["eliminated"], "INFO"),
         (["model_kept"], "WARNING"),
         (["elimination_reversed"], "INFO"),
         (["elimination_reversed", "rolled_back"], "WARNING"),

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from ..aggregators.base import ClientId, RoundReport, Verdict
 from .audit import DECISIONS
 
-_WARNED = frozenset({"rolled_back", "eliminated", "model_kept"})
-"""Events after which the model is not what the clients trained: an operator should look at the round."""
+_WARNED = frozenset({"rolled_back", "model_kept"})
+"""Events after which an operator should look at the round. Eliminations come in every round of the paper profile."""
 _NAMED_CLIENTS = 2
 """Clients that a line names for each decision; the audit has them all."""
 _LONGEST_REASON = 110
@@ -17,7 +17,7 @@ _LONGEST_REASON = 110
 
 
 def level(report: RoundReport) -> int:
-    """WARNING if the model was kept, rolled back or corrected; INFO otherwise."""
+    """WARNING if the model was kept or rolled back; INFO otherwise."""
     return logging.WARNING if any(event.kind in _WARNED for event in report.events) else logging.INFO
 
 
