@@ -1,124 +1,190 @@
-"""What each ingredient of the default profile is worth in telling attackers, on recorded rounds.
+"""The worth of each ingredient of the default profile for detection, on recorded rounds.
 
     python benchmarks/ablation.py records/*.npz
 
-Each row leaves one ingredient out. Recall and benign clients refused are means over the records; the last columns are
-those where the attackers are taken out of the record before the guard sees it. "Alike" are records of clients with a
-uniform split of the data, "different" those with Dirichlet's α in their names. What the elimination is worth shows in
-the model alone, as does what going back is: `benchmarks/defense_runs.py --defenses g2uardfl g2uardfl,undo=false`.
+Each row changes one setting or replaces one stage of the default profile. Recall and false positive rate (honest
+clients rejected) are means over the records; for the last column the attackers are removed from the record.
+"Homogeneous" are records with a uniform split of the data, "heterogeneous" those with Dirichlet's α in their names.
+
+A replay decides the recorded updates. It cannot show what follows from a decision: in a real run other accepted clients
+lead to another model, and to other updates. Nor can it show the worth of what changes the model alone, which is
+clipping, small first steps, rollback and elimination: use `benchmarks/defense_runs.py --defenses g2uardfl
+g2uardfl,rollback=false g2uardfl,eliminate=false`.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
+import warnings
 from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
-from numpy.typing import NDArray
+import torch
 
-from detectors import group_of, without
-from g2uardfl.core.numerics import Array
+from detectors import name_of, spectral, split_of, with_truth
+from g2uardfl import G2uardFL
+from g2uardfl.defense.agreement import Default
+from g2uardfl.defense.agreement.clustering import CommunityClustering, CommunityClusters, SubmissionPrior
+from g2uardfl.defense.agreement.communities import MIN_CLIENTS, Community
+from g2uardfl.defense.agreement.construction import NoiseJudgement, SimilarityConstruction, SubmissionGraph
+from g2uardfl.defense.agreement.filtering import ReputationFiltering
+from g2uardfl.defense.agreement.twins import find_twins
+from g2uardfl.defense.agreement.window import Window
+from g2uardfl.defense.observation import Observation
+from g2uardfl.defense.recording import without
+from g2uardfl.defense.stages import Mask
 
 
-def nobody_is_longer(usual: Any, shapes: Array, sketches: Array) -> NDArray[np.bool_]:
-    """Stands in for `Usual.far_longer`."""
-    return np.zeros(len(shapes), dtype=bool)
+class ForgetfulConstruction(SimilarityConstruction):
+    """The graph of this round's submissions alone."""
+
+    def build(self, number: int, observation: Observation) -> SubmissionGraph:
+        """Forget earlier rounds first."""
+        self.window = Window(self.settings.window)
+        return super().build(number, observation)
 
 
-def as_it_is(agreement: Array, people: Array) -> Array:
-    """Stands in for `communities._centred`."""
-    return agreement
+class NoiseKeepingConstruction(SimilarityConstruction):
+    """Keeps noise in the window."""
+
+    def learn(self, evidence: SubmissionGraph, judgement: NoiseJudgement) -> None:
+        """Treat no submission as noise."""
+        super().learn(evidence, replace(judgement, noise=np.zeros_like(judgement.noise)))
 
 
-INGREDIENTS: dict[str, dict[str, Any]] = {
-    # Settings of the guard, or (with a dot) constants or functions of a module of the defence.
+class TrustingClustering(CommunityClustering):
+    """Searches for communities without knowing whom the filtering suspects."""
+
+    def cluster(self, evidence: SubmissionGraph, prior: SubmissionPrior) -> CommunityClusters:
+        """Treat no submission as a suspect's."""
+        return super().cluster(evidence, replace(prior, suspects=np.zeros_like(prior.suspects)))
+
+
+class SpectralClustering(CommunityClustering):
+    """Always finds one community: the smaller of two clusters of the similarity graph."""
+
+    def cluster(self, evidence: SubmissionGraph, prior: SubmissionPrior) -> CommunityClusters:
+        """Spectral clustering of the positive edges; twins as in the default profile."""
+        members = np.zeros(len(evidence.nodes), dtype=bool)
+        if len(set(evidence.nodes)) >= MIN_CLIENTS:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # scikit-learn warns of graphs that are not connected
+                labels = spectral(np.maximum(evidence.edges, 0.0))
+            members = labels == np.bincount(labels, minlength=2).argmin()
+        communities: tuple[Community, ...] = ()
+        if members.any():
+            inner = evidence.edges[np.ix_(members, members)]
+            communities = (Community(math.nan, float(inner.sum(axis=1).mean()), members * 1.0, float(inner.mean())),)
+        twins = find_twins(evidence.edges, evidence.rounds, prior.suspects, self.settings.twin_similarity)
+        return CommunityClusters(members.astype(np.int64), members * 1.0, communities, tuple(twins))
+
+
+class SizeBlindFiltering(ReputationFiltering):
+    """Does not compare the sizes of a round's updates with each other, only with those accepted before."""
+
+    def outsized(self, evidence: SubmissionGraph) -> Mask:
+        """Nobody."""
+        return np.zeros(len(evidence.clients), dtype=bool)
+
+
+class Forgetful(Default):
+    """The default profile without earlier rounds."""
+
+    construction = ForgetfulConstruction
+
+
+class NoiseKeeping(Default):
+    """The default profile with noise in its window."""
+
+    construction = NoiseKeepingConstruction
+
+
+class Trusting(Default):
+    """The default profile whose clustering knows no suspects."""
+
+    clustering = TrustingClustering
+
+
+class Spectral(Default):
+    """The default profile with spectral clustering."""
+
+    clustering = SpectralClustering
+
+
+class SizeBlind(Default):
+    """The default profile without outsized updates."""
+
+    filtering = SizeBlindFiltering
+
+
+ROWS: dict[str, dict[str, Any]] = {
     "all": {},
-    "without earlier rounds": {"window": 10},
-    "without having to stand out": {"least_lead": 0.0, "unlike_lead": 0.0},
-    "without asking for more where clients are unlike": {"unlike_lead": 1.5},
-    "without outliers": {"outlier_excess": 1e9},
-    "without twins": {"twin_agreement": 1e9},
-    "without records": {"record_weight": 0.0, "poor_record": -1.0},
-    "with communities of whole rounds": {"communities._NEARLY_ALL": 1.0},
-    "with what those who are left have in common": {"communities._centred": as_it_is},
-    "with every majority taken for honest": {"communities.FAR_LESS": -1e9},
-    "with updates far longer than others' in the first rounds": {"examination._FAR": 1e9},
-    "with far longer updates having their say": {"examination.Usual.far_longer": nobody_is_longer},
-    "with longer honest updates trimmed off": {"examination._NARROWED": 0.0},
-    "with a single long update counting like several": {"examination._LONE": 1.0},
-    "with peaks counting as much as lengths": {"examination._TAILS": np.ones(2)},
-    "with a usual that cannot change": {"examination._CHANGED": 1e9},
-    "with one beginning for each fit": {"communities._WELL_CUT": 2.0},
-    "with one eigenvector": {"communities._VECTORS": 1},
-    "with twins where many have one": {"examination._MANY": 1.0},
-    "with twins that do nothing": {"examination._TINY": 1e30},
-    "with noise remembered": {"examination._AGREES": -1e9},
+    "without earlier rounds": {"profile": "ablation:Forgetful"},
+    "without communities": {"min_evidence": math.inf},
+    "without a lead over other communities": {"min_lead": 0.0, "heterogeneous_lead": 0.0},
+    "without a larger lead among heterogeneous clients": {"heterogeneous_lead": Default.defaults()["min_lead"]},
+    "without outliers": {"outlier_z_score": 1e9},
+    "without outsized updates": {"profile": "ablation:SizeBlind"},
+    "without twins": {"twin_similarity": math.inf},
+    "without reputations": {"reputation_weight": 0.0, "min_reputation": -1.0},
+    "without suspects in the clustering": {"profile": "ablation:Trusting"},
+    "with noise in the window": {"profile": "ablation:NoiseKeeping"},
+    "with spectral clustering": {"profile": "ablation:Spectral"},
 }
-COLUMNS = ["recall", "benign refused", "benign refused, nobody attacks"]
+"""Each row with what it changes of the guard."""
+COLUMNS = ["recall", "false positive rate", "false positive rate without attackers"]
 
 
-def judged(path: Path, settings: dict[str, Any]) -> list[tuple[str, float]]:
-    """Recall and benign clients refused in one record."""
-    import torch
-
+def figures_of(path: Path, settings: dict[str, Any]) -> dict[str, float]:
+    """The shares in `COLUMNS` for one record; without recall where nobody attacks."""
     torch.set_num_threads(1)
-    constants = {name: value for name, value in settings.items() if "." in name}
-    with ExitStack() as stack:
-        for name, value in constants.items():
-            stack.enter_context(patch(f"g2uardfl.defense.{name}", value))
-        return figures_of(path, {name: value for name, value in settings.items() if name not in constants})
-
-
-def figures_of(path: Path, settings: dict[str, Any]) -> list[tuple[str, float]]:
-    """The same for the guard's own settings."""
-    from g2uardfl import G2uardFL
-    from g2uardfl.defense.recording import Record
-
-    record = Record.load(path)
-    figures = []
-    for honest_alone in (False, True):
+    record = with_truth(path)
+    figures = {}
+    for honest_only in (False, True):
         guard = G2uardFL(**settings)
-        refused: dict[bool, list[bool]] = {True: [], False: []}
+        rejected: dict[bool, list[bool]] = {True: [], False: []}
         for observation, attacking in zip(record.rounds, record.attacking, strict=True):
-            if honest_alone and attacking.all():
+            if honest_only and attacking.all():
                 continue
-            verdicts = guard.judge(without(observation, attacking) if honest_alone else observation)
+            verdicts = guard.judge(without(observation, attacking) if honest_only else observation)
             for client, attacks in zip(observation.clients, attacking, strict=True):
                 if client in verdicts:
-                    refused[bool(attacks)].append(verdicts[client].refused)
-        if honest_alone:
-            figures.append((COLUMNS[2], statistics.fmean(refused[False])))
-        elif refused[True]:
-            figures += [(COLUMNS[0], statistics.fmean(refused[True])), (COLUMNS[1], statistics.fmean(refused[False]))]
+                    rejected[bool(attacks)].append(verdicts[client].refused)
+        if honest_only:
+            figures[COLUMNS[2]] = statistics.fmean(rejected[False])
+        elif rejected[True]:
+            figures[COLUMNS[0]] = statistics.fmean(rejected[True])
+            figures[COLUMNS[1]] = statistics.fmean(rejected[False])
     return figures
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("records", type=Path, nargs="+")
-    parser.add_argument("--rows", nargs="+", choices=INGREDIENTS, default=[*INGREDIENTS], metavar="ROW")
+    parser.add_argument("records", type=Path, nargs="+", metavar="RECORD")
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=[*ROWS], metavar="ROW")
     parser.add_argument("--processes", type=int, default=1)
     arguments = parser.parse_args()
     jobs = list(product(arguments.rows, arguments.records))
     found: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     with ProcessPoolExecutor(arguments.processes) as pool:
-        results = pool.map(judged, [path for _, path in jobs], [INGREDIENTS[name] for name, _ in jobs])
-        for (name, path), figures in zip(jobs, results, strict=True):
-            kind = "different" if "α" in group_of(path) else "alike"
-            for column, share in figures:
-                found[name, kind, column].append(100 * share)
-    heads = [f"{column}, {kind} %" for kind, column in product(("alike", "different"), COLUMNS)]
+        results = pool.map(figures_of, [path for _, path in jobs], [ROWS[row] for row, _ in jobs])
+        for (row, path), figures in zip(jobs, results, strict=True):
+            kind = "homogeneous" if split_of(name_of(path)) == "iid" else "heterogeneous"
+            for column, share in figures.items():
+                found[row, kind, column].append(100 * share)
+    columns = list(product(("homogeneous", "heterogeneous"), COLUMNS))
+    heads = [f"{column}, {kind} %" for kind, column in columns]
     print(f"{len(arguments.records)} records\n\n| | " + " | ".join(heads) + " |\n|---" + "|---" * len(heads) + "|")
-    for name in arguments.rows:
-        cells = [found[name, kind, column] for kind, column in product(("alike", "different"), COLUMNS)]
-        print(f"| {name} | " + " | ".join(f"{statistics.fmean(cell):.1f}" if cell else "-" for cell in cells) + " |")
+    for row in arguments.rows:
+        cells = [found[row, kind, column] for kind, column in columns]
+        print(f"| {row} | " + " | ".join(f"{statistics.fmean(cell):.1f}" if cell else "-" for cell in cells) + " |")
 
 
 if __name__ == "__main__":

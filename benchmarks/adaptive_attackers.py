@@ -1,8 +1,8 @@
-"""Attackers who know how the default profile tells them apart: five plug-ins to try it, or any other defence, with.
+"""Five attacks by attackers who know how the default profile detects them, as plug-ins for any run.
 
     python benchmarks/defense_runs.py --attacks "adaptive_attackers:TakingTurns(black_box)" --defenses g2uardfl
 
-All but the last wrap any other attack. From another folder, put this one on Python's path.
+All but `TwoGroups` wrap another attack. To use them from another folder, add this one to PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ class OrthogonalNoiseSettings:
     """Settings of `orthogonal_noise`."""
 
     factor: float = number(1.0, 0, 1000)
-    """How long the noise is beside the update."""
+    """The norm of the noise, as a multiple of the update's."""
 
 
 class OrthogonalNoise(Wrapper):
-    """Each attacker adds noise of its own at right angles to its update, so that no two look alike."""
+    """Each attacker adds its own noise, orthogonal to its update, so that no two updates are similar."""
 
     name = "orthogonal_noise"
-    summary = "wrapper: attackers hide in noise at right angles to their updates"
+    summary = "wrapper: attackers add noise that is orthogonal to their updates"
     Settings = OrthogonalNoiseSettings
 
     def submissions(self, turn: Turn, trained: Mapping[Hashable, Model]) -> Mapping[int, Model]:
-        """The inner attack's models with noise."""
+        """The inner attack's models plus noise."""
         sent = self.inner.submissions(turn, trained)
         return {client: self._noisy(turn, sent[client]) for client in sorted(sent)}
 
@@ -66,19 +66,19 @@ class MixedDirectionsSettings:
     """Settings of `mixed_directions`."""
 
     share: float = number(0.5, 0, 1)
-    """What the malicious update weighs; the honest one weighs the rest."""
+    """The weight of the malicious update; that of the honest one is 1 - `share`."""
 
 
 class TrainingBoth(Wrapper):
-    """Each attacker trains honestly as well; subclasses make of both what is sent."""
+    """Each attacker also trains honestly; subclasses combine both models."""
 
     def jobs(self, turn: Turn) -> Mapping[Hashable, Job]:
-        """The inner attack's jobs, and an honest one for each attacker."""
+        """The inner attack's jobs, and one honest job for each attacker."""
         honest = {("honest", one.client): Job(one.client, one.clean, one.recipe, one.seed) for one in turn.members}
         return {**{("inner", key): job for key, job in self.inner.jobs(turn).items()}, **honest}
 
     def submissions(self, turn: Turn, trained: Mapping[Hashable, Model]) -> Mapping[int, Model]:
-        """What `disguised` makes of the attackers' honest models and of what the inner attack sends."""
+        """`disguised` applied to the attackers' honest models and the inner attack's submissions."""
         inner = {key: model for (kind, key), model in trained.items() if kind == "inner"}
         sent = self.inner.submissions(turn, inner)
         clients = sorted(sent)
@@ -88,18 +88,18 @@ class TrainingBoth(Wrapper):
 
     @abstractmethod
     def disguised(self, honest: Mapping[int, Model], malicious: Mapping[int, Model]) -> Mapping[int, Model]:
-        """What each attacker sends."""
+        """The model that each attacker sends."""
 
 
 class MixedDirections(TrainingBoth):
-    """A mixture of both updates is sent."""
+    """Each attacker sends a weighted mean of its honest and its malicious model."""
 
     name = "mixed_directions"
     summary = "wrapper: attackers mix an honest update into the malicious one"
     Settings = MixedDirectionsSettings
 
     def disguised(self, honest: Mapping[int, Model], malicious: Mapping[int, Model]) -> Mapping[int, Model]:
-        """Each attacker mixes its own."""
+        """Mix each attacker's two models."""
         return {client: self._mixed(honest[client], malicious[client]) for client in malicious}
 
     def _mixed(self, honest: Model, malicious: Model) -> Model:
@@ -109,35 +109,35 @@ class MixedDirections(TrainingBoth):
 
 
 class TakingTurns(Wrapper):
-    """Only one attacker of a round attacks, so that it has nobody to resemble; the others are honest.
+    """Only one attacker of each round attacks, so that no other update is similar to its own; the others are honest.
 
-    It is the one that has attacked least often.
+    It is the one that has attacked least often so far.
     """
 
     name = "taking_turns"
-    summary = "wrapper: one attacker a round, each in its turn"
+    summary = "wrapper: one attacker in each round, in turn"
 
     def enlist(self, task: Task, team: Sequence[int]) -> None:
-        """Nobody has attacked yet."""
+        """Start all counts at 0."""
         super().enlist(task, team)
         self._attacked = dict.fromkeys(self.team, 0)
 
     def attackers(self, turn: Turn) -> tuple[Member, ...]:
-        """One of those whom the inner attack would let attack."""
-        willing = self.inner.attackers(turn)
-        if not willing:
+        """One of the inner attack's attackers."""
+        candidates = self.inner.attackers(turn)
+        if not candidates:
             return ()
-        chosen = min(willing, key=lambda one: (self._attacked[one.client], one.client))
+        chosen = min(candidates, key=lambda one: (self._attacked[one.client], one.client))
         self._attacked[chosen.client] += 1
         return (chosen,)
 
     def state(self) -> SavedState:
-        """How often each has attacked, beside what the inner attack remembers."""
+        """How often each client has attacked, and the state of the inner attack."""
         inner = super().state()
         return SavedState({"inner": inner.values, "attacked": list(self._attacked.items())}, inner.arrays)
 
     def restore(self, state: SavedState) -> None:
-        """Go on with whose turn it is."""
+        """Continue with saved counts."""
         super().restore(SavedState(state.values["inner"], state.arrays))
         self._attacked = dict(state.values["attacked"])
 
@@ -147,51 +147,51 @@ class SleepersSettings:
     """Settings of `sleepers`."""
 
     honest_rounds: int = number(50, 0, 10**9)
-    """For how many rounds they are honest."""
+    """The number of rounds in which attackers are honest."""
 
 
 class Sleepers(Wrapper):
-    """Attackers earn a good record first."""
+    """Attackers first earn a good reputation."""
 
     name = "sleepers"
     summary = "wrapper: attackers are honest for the first 50 rounds"
     Settings = SleepersSettings
 
     def attackers(self, turn: Turn) -> tuple[Member, ...]:
-        """Nobody at first."""
+        """Nobody in the first rounds."""
         return self.inner.attackers(turn) if turn.number > self.settings.honest_rounds else ()
 
 
 class TwoGroups(Attack):
-    """Half of the attackers plant one backdoor and half another; ASR is measured on both together."""
+    """Half of the attackers plant one backdoor and half another; ASR is measured on the samples of both."""
 
     name = "two_groups"
-    summary = "two backdoors at once, by two groups of attackers"
+    summary = "two groups of attackers plant two backdoors"
 
     def __init__(self, first: str = "black_box", second: str = "dba") -> None:
         super().__init__()
         self.groups = [create(first), create(second)]
 
     def enlist(self, task: Task, team: Sequence[int]) -> None:
-        """Every other attacker goes to the second group."""
+        """Assign every second attacker to the second group."""
         super().enlist(task, team)
         for number_, group in enumerate(self.groups):
             group.enlist(task, self.team[number_::2])
 
     def backdoor_test(self) -> Samples:
-        """What both are measured on."""
+        """The test samples of both backdoors."""
         return concatenate(*(group.backdoor_test() for group in self.groups))
 
     def training_data(self, client: int, clean: Samples, pdr: float, generator: torch.Generator) -> Samples:
-        """As the client's group does."""
+        """The data of the client's group."""
         return self.groups[self.team.index(client) % 2].training_data(client, clean, pdr, generator)
 
     def jobs(self, turn: Turn) -> Mapping[Hashable, Job]:
-        """Those of both groups."""
+        """The jobs of both groups."""
         return {(group, key): job for group, part in self._parts(turn) for key, job in group.jobs(part).items()}
 
     def submissions(self, turn: Turn, trained: Mapping[Hashable, Model]) -> Mapping[int, Model]:
-        """Those of both groups."""
+        """The models of both groups."""
         sent: dict[int, Model] = {}
         for group, part in self._parts(turn):
             sent.update(group.submissions(part, {key: w for (owner, key), w in trained.items() if owner is group}))

@@ -1,22 +1,21 @@
-"""What every rule costs on the server, beside the same rule in byzfl and in Flower, on the same arrays.
+"""The cost of every rule on the server, beside the same rule in byzfl and in Flower, on the same arrays.
 
     python benchmarks/aggregators.py
     python benchmarks/aggregators.py --clients 10 --parameters 1200000 --only median --repeats 9
 
-Like is compared with like:
+Columns:
 
-- "rule" is our `combine` on a ready (clients x parameters) float32 matrix, which is what byzfl is given. byzfl computes
-  with NumPy or with torch; both are timed and the faster one is shown.
-- "whole" is our `aggregate` from one mapping of NumPy arrays for each client to a new mapping: checks, differences and
-  verdicts included. "Flower" is its `aggregate_train` from the same NumPy arrays in messages to a new record; its own
-  reading of arrays from bytes is taken out. "bytes" is the same as Flower users call it, from arrays in bytes, which
-  Flower reads once or twice a round and ours, given arrays, does not.
+- "rule" is our `combine` on a (clients x parameters) float32 matrix, beside byzfl on the same matrix (with NumPy or
+  torch, whichever is faster).
+- "whole" is our `aggregate` from one mapping of NumPy arrays for each client to a new mapping, with checks, differences
+  and verdicts. "Flower" is its `aggregate_train` from messages with the same NumPy arrays to a new record, without the
+  deserialisation of arrays. "bytes" is the same with deserialisation, as in a real federation, where Flower
+  deserialises once or twice per round; ours does not, since it receives arrays.
 
-Everybody tolerates a fifth of the clients (Bulyan a fifth of n - 3), and RFA makes byzfl's three iterations. Rules take
-turns in one process, two calls each of which the second is timed, and the best of the repetitions counts. A ratio above
-1 says how many times faster ours is. What would not fit into the free memory is left out, and so is a peer that is not
-installed. On a machine that is busy with other things, `--one-thread` counts the processor time of a single thread
-instead of seconds on the clock.
+All rules tolerate a fifth of the clients (Bulyan a fifth of n - 3), and RFA makes three iterations, as in byzfl. Rules
+run in turn in one process; each call is made twice, the second one is timed, and the minimum over the repetitions is
+shown. A ratio above 1 says how many times faster ours is. Rules that need more than the free memory, and libraries that
+are not installed, are left out. On a busy machine use `--one-thread`, which measures the CPU time of a single thread.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ Peers = tuple[ModuleType | None, ModuleType | None]
 HEADINGS = ["", "rule", "byzfl", "ratio", "whole", "Flower", "ratio", "bytes", "ratio"]
 
 ARRAYS = 10
-"""Into how many arrays a model is cut."""
+"""The number of arrays of a model."""
 
 BYZFL: dict[str, tuple[Callable[[Any, int], Callable[[Any], Any]], float, float]] = {
     "fedavg": (lambda peer, f: peer.Average(), 0.1, 0.1),
@@ -61,7 +60,7 @@ BYZFL: dict[str, tuple[Callable[[Any, int], Callable[[Any], Any]], float, float]
     "rfa": (lambda peer, f: peer.GeometricMedian(nu=1e-5, T=3), 3, 3),
     "ndc": (lambda peer, f: lambda vectors: peer.Average()(peer.Clipping(c=2.0)(vectors)), 2, 2),
 }
-"""The rule of byzfl, and how many matrices it needs beside the given one with NumPy and with torch."""
+"""The rule of byzfl, and the memory that it needs with NumPy and with torch, as a multiple of the matrix."""
 
 FLOWER: dict[str, tuple[Callable[[Any, int, int], Any], float]] = {
     "fedavg": (lambda peer, n, f: peer.FedAvg(), 0.1),
@@ -71,33 +70,33 @@ FLOWER: dict[str, tuple[Callable[[Any, int, int], Any], float]] = {
     "median": (lambda peer, n, f: peer.FedMedian(), 0.5),
     "trimmed_mean": (lambda peer, n, f: peer.FedTrimmedAvg(beta=0.2), 0.5),
 }
-"""Flower's strategy, and how many matrices it needs."""
+"""Flower's strategy, and the memory that it needs, as a multiple of the matrix."""
 
 
-_MOST_TURNS, _SECONDS = 40, 8.0
-"""Turns are repeated up to this often, but no more once they have taken this long: what takes milliseconds is noisy."""
+MAX_REPETITIONS, MAX_SECONDS = 40, 8.0
+"""Short calls vary much: they are repeated so often, or until all repetitions have taken so long."""
 
 
 @dataclass
 class Contestant:
-    """Something to time: `prepare` makes, untimed, the call that is timed."""
+    """A call to time. `prepare` returns it and is not timed itself."""
 
     prepare: Callable[[], Callable[[], Any]]
     matrices: float
-    """How many (clients x parameters) matrices it needs meanwhile."""
+    """The memory that it needs, as a multiple of the (clients x parameters) matrix."""
     best: float = math.inf
     missing: str = "-"
-    """What to print where there is no time."""
+    """What is printed in place of a time."""
 
     def turn(self, matrix_bytes: int, clock: Callable[[], float]) -> None:
-        """One repetition, unless it cannot be done."""
+        """One repetition, if there is enough memory."""
         if self.missing != "-":
             return
         if self.matrices * matrix_bytes > free_memory():
             self.missing = "memory"
             return
         try:
-            # The first call, which is not timed, pays for memory that the contestant before has given back.
+            # The first call is not timed: it allocates the memory that the previous contestant has freed.
             self.prepare()()
             call = self.prepare()
             began = clock()
@@ -112,7 +111,7 @@ class Contestant:
 
 
 def free_memory() -> float:
-    """Bytes that can be had, or infinity where the system does not say."""
+    """Bytes that can be allocated; infinity where the system does not say."""
     table = Path("/proc/meminfo")
     if not table.exists():
         return math.inf
@@ -121,7 +120,7 @@ def free_memory() -> float:
 
 
 def byzfl() -> ModuleType | None:
-    """The aggregators of byzfl, loaded without the rest of the package, which wants torchvision."""
+    """The aggregators of byzfl, without the rest of the package, which needs torchvision."""
     spec = importlib.util.find_spec("byzfl")
     if spec is None:
         return None
@@ -140,7 +139,7 @@ def flower() -> ModuleType | None:
 
 
 def create(address: str, malicious: int) -> Aggregator:
-    """Our rule, set to do what the peers' does."""
+    """Our rule, with the settings of the other libraries."""
     settings: dict[str, dict[str, Any]] = {
         **{name: {"malicious_clients": malicious} for name in ("krum", "multi_krum", "bulyan")},
         "rfa": {"iterations": 3, "tolerance": 0.0},
@@ -149,13 +148,13 @@ def create(address: str, malicious: int) -> Aggregator:
 
 
 def cut(vector: np.ndarray) -> dict[str, np.ndarray]:
-    """A model whose arrays are pieces of `vector`, without copying."""
+    """A model whose arrays are views of parts of `vector`."""
     edges = np.linspace(0, len(vector), ARRAYS + 1).astype(int)
     return {f"{i}.weight": vector[edges[i] : edges[i + 1]] for i in range(ARRAYS)}
 
 
 def ours(address: str, malicious: int, matrix: np.ndarray) -> tuple[Contestant, Contestant]:
-    """The rule alone, and the whole call. The global model is zero, so that weights are updates for everybody."""
+    """The rule alone, and the whole call. The global model is zero, so that weights equal updates."""
     start = np.zeros(matrix.shape[1], np.float32)
     model, sent = cut(start), {i: cut(row) for i, row in enumerate(matrix)}
     examples = dict.fromkeys(sent, 1)
@@ -177,7 +176,7 @@ def theirs_byzfl(peer: ModuleType, name: str, malicious: int, matrix: np.ndarray
     rule = make(peer, malicious)
 
     def given() -> np.ndarray:
-        # byzfl's clipping writes into what it is given.
+        # byzfl's clipping works in place.
         return matrix.copy() if name == "ndc" else matrix
 
     return [
@@ -187,7 +186,7 @@ def theirs_byzfl(peer: ModuleType, name: str, malicious: int, matrix: np.ndarray
 
 
 def theirs_flower(peer: ModuleType, name: str, malicious: int, matrix: np.ndarray) -> list[Contestant]:
-    """Flower's strategy on messages of arrays that need no reading, and on messages of bytes."""
+    """Flower's strategy on messages of arrays that need no deserialisation, and on messages of bytes."""
     from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 
     class Ready(Array):
@@ -203,7 +202,7 @@ def theirs_flower(peer: ModuleType, name: str, malicious: int, matrix: np.ndarra
     strategy = make(peer, len(matrix), malicious)
 
     def prepare(kind: type[Array]) -> Callable[[], Any]:
-        # Flower takes the arrays out of its messages: each time needs new ones.
+        # Flower removes the arrays from its messages, so that each call needs new ones.
         replies = []
         for row in matrix:
             arrays = ArrayRecord()
@@ -217,7 +216,7 @@ def theirs_flower(peer: ModuleType, name: str, malicious: int, matrix: np.ndarra
 
 
 def compare(address: str, matrix: np.ndarray, peers: Peers, repeats: int, clock: Callable[[], float]) -> str:
-    """One line of the table: at least `repeats` turns, and more while they are short."""
+    """One line of the table, after at least `repeats` repetitions, or more if they are short."""
     name = aggregators.find(address).name
     malicious = (len(matrix) - 3) // 5 if name == "bulyan" else len(matrix) // 5
     rule, whole = ours(address, malicious, matrix)
@@ -225,10 +224,10 @@ def compare(address: str, matrix: np.ndarray, peers: Peers, repeats: int, clock:
     from_flower = theirs_flower(peers[1], name, malicious, matrix) if peers[1] and name in FLOWER else [None, None]
     contestants = [one for one in (rule, *from_byzfl, whole, *from_flower) if one is not None]
     began = time.perf_counter()
-    for number in range(max(repeats, _MOST_TURNS)):
-        if number >= repeats and time.perf_counter() - began > _SECONDS:
+    for number in range(max(repeats, MAX_REPETITIONS)):
+        if number >= repeats and time.perf_counter() - began > MAX_SECONDS:
             break
-        # From another one each time, and back: whoever comes behind a large one finds cold caches.
+        # In a new order each time: a call after a large one finds cold caches.
         first = number % len(contestants)
         order = contestants[first:] + contestants[:first]
         for contestant in order if number % 2 else reversed(order):
@@ -246,12 +245,12 @@ def _beside(mine: Contestant, other: Contestant | None) -> tuple[str, str]:
 
 
 def row(cells: list[str]) -> str:
-    """The cells under each other."""
+    """The cells in columns of fixed width."""
     return f"{cells[0]:14}" + "".join(f"{cell:>10}" for cell in cells[1:])
 
 
 def timeable(name: str) -> bool:
-    """Whether a rule runs on updates alone; says so where it does not."""
+    """Whether a rule needs nothing but updates; prints why not."""
     try:
         create(name, 0).aggregate({"weight": np.zeros((2, 2))}, {0: {"weight": np.ones((2, 2))}})
     except G2uardFLError as error:
@@ -265,21 +264,21 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[10, 100])
     parser.add_argument("--parameters", type=int, nargs="+", default=[1_200_000, 10_000_000])
     parser.add_argument("--only", metavar="NAME", nargs="+", default=aggregators.names())
-    parser.add_argument("--repeats", type=int, default=3, help="at least; short ones are repeated more often")
-    parser.add_argument("--one-thread", action="store_true", help="count the processor time of a single thread")
+    parser.add_argument("--repeats", type=int, default=3, help="the minimum; short calls are repeated more often")
+    parser.add_argument("--one-thread", action="store_true", help="measure the CPU time of a single thread")
     arguments = parser.parse_args()
     peers = byzfl(), flower()
     for peer, title in zip(peers, ("byzfl", "Flower"), strict=True):
         if peer is None:
-            print(f"{title} is not installed: its columns stay empty")
+            print(f"{title} is not installed: its columns are empty")
     names = [name for name in arguments.only if timeable(name)]
     clock = time.perf_counter
     if arguments.one_thread:
         clock = time.process_time
         torch.set_num_threads(1)
         threadpool_limits(1)
-    unit = "processor seconds" if arguments.one_thread else "seconds"
-    print(f"{torch.get_num_threads()} threads, {unit}, best of at least {arguments.repeats}")
+    unit = "CPU seconds" if arguments.one_thread else "seconds"
+    print(f"{torch.get_num_threads()} threads, {unit}, minimum of at least {arguments.repeats}")
     for parameters in arguments.parameters:
         for clients in arguments.clients:
             title = f"{clients} clients x {parameters:,} parameters"

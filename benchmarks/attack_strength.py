@@ -1,7 +1,7 @@
-"""How strong the attacks are without a defence: ACC and ASR of each on real data, beside the paper's figures.
+"""Strength of the attacks without a defence: ACC and ASR of each on real data, beside the paper's figures.
 
-200 clients, 10 a round, 25 % malicious, PDR 0.5, from the converged start, FedAvg. Attacks run side by side in
-processes of their own; each result is printed as soon as it is there, and the table at the end.
+200 clients, 10 per round, 25 % malicious, PDR 0.5, from the converged start, FedAvg. Attacks run in parallel processes;
+each result is printed as soon as it is available, and the table at the end.
 
     python benchmarks/attack_strength.py --task mnist --rounds 600 --device cuda
 """
@@ -73,7 +73,7 @@ def run(settings: dict[str, Any]) -> dict[str, Any]:
     seconds = settings.pop("seconds")
 
     class Stop(Callback):
-        """Ends the run when its time is over."""
+        """Ends the run when its time has expired."""
 
         def on_round(self, simulation: Simulation, record: dict[str, Any]) -> None:
             simulation.stop_asked = record["acc"] is not None and time.perf_counter() - began > seconds
@@ -103,7 +103,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", default="mnist")
     parser.add_argument("--model", default="")
-    parser.add_argument("--attacks", nargs="*", help="all that apply, if left out; NAME or NAME,key=value,...")
+    parser.add_argument("--attacks", nargs="*", help="NAME or NAME,key=value,...; default: those of the paper")
     parser.add_argument("--rounds", type=int, default=600)
     parser.add_argument("--evaluate-every", type=int, default=10)
     parser.add_argument("--defense", default="fedavg")
@@ -112,7 +112,7 @@ def main() -> None:
     parser.add_argument("--data-dir", default="")
     parser.add_argument("--processes", type=int, default=10)
     parser.add_argument("--start", default="converged")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="stop each run after so long")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="end each run after this many seconds")
     arguments = parser.parse_args()
     paper = PAPER.get(arguments.task, {})
     jobs = []

@@ -1,112 +1,85 @@
-"""How well the paper's graph auto-encoder tells attackers apart, for settings the paper does not give.
+"""How well the paper's profile separates attackers, for settings of its auto-encoder that the paper does not give.
 
-Records rounds of a federation under attack (the global model kept clean by averaging honest clients only, and again
-with FedAvg, so that it is poisoned), then clusters every recorded round with each combination of settings and prints
-the adjusted Rand index against the truth, beside 2-means on the attributes.
+    python benchmarks/make_records.py --attacks black_box --out records
+    python benchmarks/autoencoder_settings.py records/*.npz
 
-    python benchmarks/autoencoder_settings.py --task digits --rounds 40
+A guard with each combination of settings decides the records. Printed are the mean adjusted Rand index of its clusters
+against the truth, over the rounds with at least two attackers and two honest clients, and the mean number of clusters,
+for each group of records. The first row is 2-means on the attributes. `--grid KEY=VALUE,VALUE...` replaces the values
+of a setting.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import statistics
-from dataclasses import dataclass
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
-from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_rand_score
 
-from g2uardfl import aggregators
-from g2uardfl.aggregators.reading import read_messages
-from g2uardfl.core.layout import ModelLayout
-from g2uardfl.core.numerics import Array, inner_products
-from g2uardfl.defense.paper.attributes import client_attributes, normalised_attributes
-from g2uardfl.defense.paper.clustering import cluster_count, cluster_graph
-from g2uardfl.defense.paper.relations import adjacency
-from g2uardfl.simulation.config import RunConfig
-from g2uardfl.simulation.run import Simulation
+from detectors import DETECTORS, Decide, group_of, guard, is_scored, with_truth
+from g2uardfl.core.threads import one_thread
+from g2uardfl.defense.recording import Record
+
+GRID: dict[str, list[float]] = {
+    "hidden_dim": [32, 64],
+    "pretrain_epochs": [10, 30, 100],
+    "cluster_epochs": [10, 30, 100],
+    "learning_rate": [0.001, 0.01, 0.05],
+    "clustering_weight": [0.01, 0.1, 1.0],
+}
+"""The settings of the paper's profile that are combined, and their values."""
+BASELINE = "2-means on the attributes"
 
 
-@dataclass(frozen=True)
-class Recorded:
-    """One round as the clustering sees it, and the truth."""
+def score(records: list[Record], begin: Callable[[], Decide]) -> tuple[float, float]:
+    """The mean adjusted Rand index, and the mean number of clusters that are not empty."""
+    indices, counts = [], []
+    for record in records:
+        decide = begin()
+        for observation, truth in zip(record.rounds, record.attacking, strict=True):
+            labels = decide(observation).labels
+            if is_scored(truth):
+                indices.append(float(adjusted_rand_score(truth, labels)))
+                counts.append(len(np.unique(labels)))
+    if not indices:
+        raise SystemExit("no round has two attackers and two honest clients: record more rounds")
+    return statistics.fmean(indices), statistics.fmean(counts)
 
-    attributes: Array
-    edges: Array
-    truth: list[bool]
 
+def grid_of(texts: list[str]) -> dict[str, list[float]]:
+    """`GRID` with the values of some settings replaced.
 
-def record(task: str, rounds: int, seed: int, *, poisoned: bool, data_dir: str) -> list[Recorded]:
-    """Rounds with at least two attackers and two honest clients."""
-    config = RunConfig(task=task, attack="black_box", rounds=rounds, seed=seed, data_dir=data_dir)
-    simulation = Simulation(config)
-    simulation.prepare()
-    average = aggregators.create("fedavg")
-    recorded, last, step = [], None, None
-    for number in range(1, rounds + 1):
-        selected = [int(client) for client in simulation.schedule.selected[number - 1]]
-        attackers = simulation.malicious(number)
-        turn = simulation._turn(number, selected, [client for client in selected if client in attackers])
-        sent = simulation._train(turn, selected)
-        layout = ModelLayout.of(simulation.weights)
-        round_ = read_messages(layout, simulation.weights, sent)
-        products = inner_products(round_.updates, round_.global_vector, [layer.columns for layer in layout.layers])
-        step = round_.global_vector - last if last is not None else round_.global_vector * 0
-        last = round_.global_vector
-        raw = client_attributes(round_.updates, round_.global_vector, [step] * len(selected), layout.layers, products)
-        truth = [client in attackers for client in round_.clients]
-        if 2 <= sum(truth) <= len(truth) - 2:
-            recorded.append(Recorded(normalised_attributes(raw), adjacency(products), truth))
-        honest = {client: weights for client, weights in sent.items() if poisoned or client not in attackers}
-        simulation.weights = average.aggregate(simulation.weights, honest, dict.fromkeys(honest, 1)).weights
-    return recorded
+    >>> grid_of(["hidden_dim=16,32"])["hidden_dim"]
+    [16, 32]
+    """
+    pairs = (text.partition("=") for text in texts)
+    return {**GRID, **{name: json.loads(f"[{values}]") for name, _, values in pairs}}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--task", default="digits")
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--data-dir", default="")
+    parser.add_argument("records", nargs="+", type=Path, metavar="RECORD")
+    parser.add_argument("--grid", nargs="+", default=[], metavar="KEY=VALUES")
     arguments = parser.parse_args()
-    sets = {
-        name: record(arguments.task, arguments.rounds, arguments.seed, poisoned=poisoned, data_dir=arguments.data_dir)
-        for name, poisoned in (("clean", False), ("poisoned", True))
-    }
-    print(f"{arguments.task}, seed {arguments.seed}: {', '.join(f'{len(s)} {n} rounds' for n, s in sets.items())}")
-
-    def two_means(recorded: Recorded) -> np.ndarray:
-        return KMeans(2, n_init=10, random_state=0).fit_predict(recorded.attributes)
-
-    print(f"{'2-means on the attributes':58}", *(score(two_means, rounds) for rounds in sets.values()))
-    grid = itertools.product((32, 64), (10, 30, 100), (10, 30, 100), (0.001, 0.01, 0.05), (0.01, 0.1, 1.0))
-    rows = []
-    for hidden, pretrain, cluster, rate, weight in grid:
-
-        def auto_encoder(
-            recorded: Recorded, hidden: int = hidden, pretrain: int = pretrain, cluster: int = cluster,
-            rate: float = rate, weight: float = weight,
-        ) -> np.ndarray:  # fmt: skip
-            return cluster_graph(
-                0.9 * recorded.attributes, 0.9 * recorded.edges, hidden_dim=hidden, latent_dim=32,
-                clusters=cluster_count(recorded.attributes, min_clusters=2, min_cluster_size=2),
-                pretrain_epochs=pretrain, cluster_epochs=cluster, learning_rate=rate, clustering_weight=weight, seed=0,
-            ).labels  # fmt: skip
-
-        label = f"hidden {hidden}, E_p {pretrain}, E_c {cluster}, rate {rate}, lambda {weight}"
-        rows.append((label, [score(auto_encoder, rounds) for rounds in sets.values()]))
-    for label, scores in sorted(rows, key=lambda row: -float(row[1][0].split()[0])):
-        print(f"{label:58}", *scores)
-
-
-def score(cluster, rounds: list[Recorded]) -> str:  # noqa: ANN001
-    """Mean adjusted Rand index and mean number of clusters that were filled."""
-    labels = [cluster(recorded) for recorded in rounds]
-    index = statistics.fmean(adjusted_rand_score(r.truth, found) for r, found in zip(rounds, labels, strict=True))
-    filled = statistics.fmean(len(np.unique(found)) for found in labels)
-    return f"{index:6.2f} ({filled:.1f} clusters)"
+    groups: dict[str, list[Record]] = {}
+    for path in sorted(arguments.records):
+        groups.setdefault(group_of(path), []).append(with_truth(path))
+    grid = grid_of(arguments.grid)
+    rows = {BASELINE: DETECTORS[BASELINE]}
+    for values in itertools.product(*grid.values()):
+        settings = dict(zip(grid, values, strict=True))
+        rows[", ".join(f"{name} {value}" for name, value in settings.items())] = guard("paper", **settings)
+    with one_thread():
+        scores = {label: [score(records, begin) for records in groups.values()] for label, begin in rows.items()}
+    baseline = scores.pop(BASELINE)
+    print("| adjusted Rand index (clusters) | " + " | ".join(groups) + " |\n|---" + "|---" * len(groups) + "|")
+    for label, row in [(BASELINE, baseline), *sorted(scores.items(), key=lambda item: -item[1][0][0])]:
+        print(f"| {label} | " + " | ".join(f"{index:.2f} ({count:.1f})" for index, count in row) + " |")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
-r"""Runs of defences against attacks, from the converged start: ACC, ASR and who was refused, as one table.
+r"""Runs of defences against attacks, from the converged start: a table of ACC, ASR and detection.
 
     python benchmarks/defense_runs.py --task mnist --attacks black_box pgd_replacement --rounds 60 --device cuda
 
-An attack may carry settings of the run behind @, a defence its own settings behind a comma:
+Settings of the run can be appended to an attack with @, settings of a defence to its name with a comma:
 
     python benchmarks/defense_runs.py --attacks black_box black_box@pmr=0.45 pgd@defend_from=40@rounds=140 \
         --defenses fedavg g2uardfl g2uardfl,profile=paper --seeds 0 1 2
 
-A row is the mean over the seeds, and "highest ASR" the highest of all. Runs go side by side in processes, in the order
-given; each one's figures and its ASR over the rounds are printed as soon as it is done. `--records` keeps what the
-defence saw, for `g2uardfl replay`.
+A row shows means over the seeds, but for the highest ASR and the lowest ACC of all. Runs are executed in parallel
+processes; the figures of each and its ASR over the rounds are printed as soon as it is done. `--records` records the
+rounds of each run for `g2uardfl replay`.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ COLUMNS = {
     "asr_max": "highest ASR %",
     "recall": "recall %",
     "precision": "precision %",
-    "benign_refused": "benign refused %",
-    "seconds": "s a round",
+    "benign_refused": "false positive rate %",
+    "seconds": "s per round",
 }
 
 
 def run(settings: dict[str, Any], seconds: float, records: str) -> dict[str, Any]:
-    """One run's figures, shares in percent; after `seconds` it ends early."""
+    """The figures of one run, shares in percent; it ends early after `seconds`."""
     import torch
 
     from g2uardfl.simulation.config import RunConfig
@@ -49,7 +49,7 @@ def run(settings: dict[str, Any], seconds: float, records: str) -> dict[str, Any
     from g2uardfl.simulation.run import Callback, Interrupted, Simulation
 
     class Stop(Callback):
-        """Ends the run when its time is over."""
+        """Ends the run when its time has expired."""
 
         def on_round(self, simulation: Simulation, record: dict[str, Any]) -> None:
             simulation.stop_asked = record["acc"] is not None and time.perf_counter() - began > seconds
@@ -96,7 +96,7 @@ def settings_of(shared: dict[str, Any], attack: str, defense: str) -> dict[str, 
 
 
 def table(rows: dict[tuple[str, str], list[dict[str, Any]]]) -> str:
-    """The means over the seeds in Markdown."""
+    """The table in Markdown."""
     lines = [" | ".join(["| attack", "defence", "seeds", *COLUMNS.values()]) + " |", "|---" * (len(COLUMNS) + 3) + "|"]
     for (attack, defense), results in rows.items():
         cells = [attack, defense, str(len(results))]
@@ -118,7 +118,7 @@ def main() -> None:
     parser.add_argument("--defenses", nargs="+", default=aggregators.names())
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--seconds", type=float, default=math.inf, help="end each run after this long")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="end each run after this many seconds")
     parser.add_argument("--evaluate-every", type=int, default=5)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--engine", default="auto")

@@ -1,10 +1,10 @@
-"""Attacks beside the paper's, as plug-ins, to see whether a defence holds elsewhere.
+"""Attacks that are not in the paper, as plug-ins, to test how well a defence generalises.
 
     python benchmarks/defense_runs.py --attacks "held_out_attacks:Neurotoxin(black_box)" held_out_attacks:Patch \
         --defenses fedavg g2uardfl
 
-The default profile was made without them until commit 4bf69cc; what they then showed has gone into it, so that they are
-no longer held out. From another folder, put this one on Python's path.
+They were held out while the default profile was developed until commit 4bf69cc, and have influenced it since. To use
+them from another folder, add this one to PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -29,35 +29,35 @@ class NeurotoxinSettings:
     """Settings of `neurotoxin`."""
 
     masked: float = number(0.05, 0, 1)
-    """Which share of the parameters attackers leave alone: those that the federation moves most."""
+    """The share of the parameters that attackers do not change: those that the federation changes most."""
 
 
 class Neurotoxin(Wrapper):
-    """Attackers change only what honest clients hardly do, so that the backdoor lasts (after Zhang et al. 2022).
+    """Attackers change only parameters that honest clients hardly change, so that the backdoor lasts.
 
-    The original projects every step of the training; here the update that is sent is projected.
+    After Zhang et al. 2022. The original projects every step of the training; here the final update is projected.
     """
 
     name = "neurotoxin"
-    summary = "wrapper: attackers leave alone what the federation moves most"
+    summary = "wrapper: attackers do not change the parameters that the federation changes most"
     Settings = NeurotoxinSettings
     _seen: dict[str, Tensor] | None = None
     _busy: dict[str, Tensor] | None = None
-    """For each parameter, whether the federation moved it more than others since attackers were last selected."""
+    """The parameters that the federation has changed most since attackers were last selected."""
 
     def observe(self, turn: Turn) -> None:
-        """Compare the global model with the one seen before."""
+        """Compare the global model with the one seen last."""
         super().observe(turn)
         now = {name: turn.global_weights[name].detach().clone() for name in sorted(self.parameters)}
         if self._seen is not None and self.settings.masked > 0:
             steps = {name: (now[name] - self._seen[name].to(now[name])).abs() for name in now}
-            every = torch.cat([step.flatten() for step in steps.values()])
-            most = every.topk(max(1, round(self.settings.masked * len(every)))).values.min()
-            self._busy = {name: step >= most for name, step in steps.items()}
+            sizes = torch.cat([step.flatten() for step in steps.values()])
+            smallest_masked = sizes.topk(max(1, round(self.settings.masked * len(sizes)))).values.min()
+            self._busy = {name: step >= smallest_masked for name, step in steps.items()}
         self._seen = now
 
     def submissions(self, turn: Turn, trained: Mapping[Hashable, Model]) -> Mapping[int, Model]:
-        """The inner attack's models, but as the global one where that is busy."""
+        """The inner attack's models, with the global model's values in the masked parameters."""
         sent = self.inner.submissions(turn, trained)
         if self._busy is None:
             return sent
@@ -70,7 +70,7 @@ class Neurotoxin(Wrapper):
         }
 
     def state(self) -> SavedState:
-        """What was seen last, beside what the inner attack remembers."""
+        """The global model seen last, the mask, and the state of the inner attack."""
         inner = super().state()
         arrays = {f"inner.{name}": array for name, array in inner.arrays.items()}
         for kind, tensors in (("seen", self._seen), ("busy", self._busy)):
@@ -78,7 +78,7 @@ class Neurotoxin(Wrapper):
         return SavedState(inner.values, arrays)
 
     def restore(self, state: SavedState) -> None:
-        """Go on with it."""
+        """Continue with a saved state."""
         parts: dict[str, dict[str, Tensor]] = {"inner": {}, "seen": {}, "busy": {}}
         for name, array in state.arrays.items():
             kind, _, rest = name.partition(".")
@@ -92,31 +92,31 @@ class LittleIsEnoughSettings:
     """Settings of `little_is_enough`."""
 
     deviations: float = number(1.5, 0, 1000)
-    """How far from the mean of honest updates a parameter may lie."""
+    """The largest distance of a parameter from the honest mean, in standard deviations of honest models."""
 
 
 class LittleIsEnough(TrainingBoth):
-    """All send the mean of their malicious updates, kept where honest ones might lie (after Baruch et al. 2019).
+    """All attackers send the mean of their malicious models, clamped to the range of honest ones.
 
-    What honest clients send they guess from training honestly themselves.
+    After Baruch et al. 2019. The attackers estimate that range from their own honest training.
     """
 
     name = "little_is_enough"
-    summary = "wrapper: attackers stay within what honest clients differ by"
+    summary = "wrapper: attackers stay within the range of honest models"
     Settings = LittleIsEnoughSettings
 
     def disguised(self, honest: Mapping[int, Model], malicious: Mapping[int, Model]) -> Mapping[int, Model]:
-        """One model for all; an attacker that is alone has nothing to compare with and sends what it trained."""
+        """The same model for all; a single attacker has nothing to compare with and sends its malicious model."""
         if len(malicious) < 2:
             return malicious
         hidden = {name: self._hidden(name, honest, malicious) for name in sorted(self.parameters)}
         return {client: {**model, **hidden} for client, model in malicious.items()}
 
     def _hidden(self, name: str, honest: Mapping[int, Model], malicious: Mapping[int, Model]) -> Tensor:
-        around = torch.stack([model[name] for model in honest.values()])
-        mean, room = around.mean(dim=0), self.settings.deviations * around.std(dim=0)
-        wanted = torch.stack([model[name] for model in malicious.values()]).mean(dim=0)
-        return wanted.clamp(mean - room, mean + room)
+        values = torch.stack([model[name] for model in honest.values()])
+        mean, margin = values.mean(dim=0), self.settings.deviations * values.std(dim=0)
+        target = torch.stack([model[name] for model in malicious.values()]).mean(dim=0)
+        return target.clamp(mean - margin, mean + margin)
 
 
 @dataclass(frozen=True)
@@ -124,20 +124,20 @@ class PatchSettings:
     """Settings of `patch`."""
 
     size: int = number(3, 1, 1000)
-    """How wide and high the square is, in pixels."""
+    """Width and height of the square, in pixels."""
     target: int = number(0, 0, 10**9)
-    """The label that triggered pictures are to get."""
+    """The label that attackers assign to images with the trigger."""
 
 
 class Patch(TriggerAttack):
-    """All attackers draw the same white square in the lower right corner (after Gu et al. 2017)."""
+    """All attackers draw the same white square into the lower right corner (after Gu et al. 2017)."""
 
     name = "patch"
     summary = "a white square as trigger, the same for all attackers"
     Settings = PatchSettings
 
     def draw(self, pictures: Tensor, client: int | None) -> None:
-        """The square."""
+        """Draw the square."""
         size = self.settings.size
         pictures[..., -size:, -size:] = self.pixels.white
 
@@ -147,18 +147,20 @@ class LabelFlippingSettings:
     """Settings of `label_flipping`."""
 
     source: int = number(1, 0, 10**9)
+    """The class whose samples get another label."""
     target: int = number(7, 0, 10**9)
+    """That label."""
 
 
 class LabelFlipping(Attack):
-    """Attackers call one class by another's name; ASR is how often the model does so with test samples."""
+    """Attackers label one class as another; ASR is the share of test samples of that class predicted so."""
 
     name = "label_flipping"
-    summary = "one class is learnt as another"
+    summary = "attackers label one class as another"
     Settings = LabelFlippingSettings
 
     def training_data(self, client: int, clean: Samples, pdr: float, generator: torch.Generator) -> Samples:
-        """Own samples, all of the source class with the target's label; the share is the data's own."""
+        """All own samples, those of the source class with the target label; `pdr` is ignored."""
         wrong = torch.full_like(clean.y, self.settings.target)
         return Samples(clean.x, torch.where(clean.y == self.settings.source, wrong, clean.y))
 
@@ -174,14 +176,14 @@ class SignFlippingSettings:
     """Settings of `sign_flipping`."""
 
     factor: float = number(1.0, 0, 1000)
-    """How far attackers go the other way, in lengths of what they trained."""
+    """The norm of the sent update, as a multiple of the honest one's."""
 
 
 class SignFlipping(Attack):
-    """Attackers train honestly and send the opposite. It plants nothing: look at ACC."""
+    """Attackers train honestly and send the negative update. There is no backdoor; the effect shows in ACC."""
 
     name = "sign_flipping"
-    summary = "the opposite of an honest update (untargeted: look at ACC)"
+    summary = "the negative of an honest update (untargeted: the effect shows in ACC)"
     Settings = SignFlippingSettings
 
     def submissions(self, turn: Turn, trained: Mapping[Hashable, Model]) -> Mapping[int, Model]:

@@ -1,4 +1,4 @@
-"""How long each task's data takes to load: the first time, and again from what was prepared.
+"""How long each task's data takes to load: the first time, and again from the cache of prepared data.
 
 G2UARDFL_DATA=FOLDER python benchmarks/loading.py
 """
@@ -13,7 +13,7 @@ from g2uardfl import tasks
 
 
 def seconds(name: str) -> float:
-    """Load everything a run needs of a task."""
+    """Load all data that a run of a task needs."""
     began = time.perf_counter()
     task = tasks.create(name)
     sizes = [len(part) for part in (task.train, task.test, task.backdoor_train, task.backdoor_test)]
@@ -25,7 +25,7 @@ def seconds(name: str) -> float:
 def main() -> None:
     with tempfile.TemporaryDirectory() as cache:
         os.environ["G2UARDFL_CACHE"] = cache
-        for heading in ("first", "again"):
+        for heading in ("first", "from the cache"):
             print(heading)
             for name in tasks.names():
                 seconds(name)

@@ -1,13 +1,13 @@
-"""Records of rounds under every attack, to try detectors on without training (`g2uardfl.defense.recording`).
+"""Records of rounds under attack, on which detectors can be compared without training (`g2uardfl.defense.recording`).
 
-For each combination of attack, α and PMR one file is made from a model that stays clean (attackers' updates are noted
-but left out of the average) and one from a model that is already poisoned and stays so (FedAvg). Each attack poisons
-its model once, in `--poison-rounds` rounds of FedAvg over alike clients, a quarter of them malicious.
+For each combination of attack, α and PMR one record starts from a clean model, which stays clean (updates of attackers
+are recorded but not averaged), and one from a poisoned model, which stays poisoned (FedAvg). Each attack poisons its
+model once: `--poison-rounds` rounds of FedAvg with a uniform split of the data, a quarter of the clients malicious.
 
     python benchmarks/make_records.py --task mnist --attacks black_box pgd --alphas inf 0.5 0.05 --pmrs 0.1 0.25 0.45 \
         --rounds 20 --device cuda --processes 8 --out records
 
-Records that are already there are not made again.
+Existing records are kept.
 """
 
 from __future__ import annotations
@@ -18,69 +18,62 @@ import math
 import multiprocessing
 import time
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
+from g2uardfl.aggregators.base import Aggregator, Outcome, Round, Verdict
+from g2uardfl.defense.recording import RoundRecorder
+from g2uardfl.simulation.config import RunConfig
+from g2uardfl.simulation.run import Simulation
+from g2uardfl.simulation.start import write_model
+
+
+class Oracle(Aggregator):
+    """The mean of the updates of clients that do not attack."""
+
+    name = "oracle"
+    summary = "knows who attacks, for simulations only"
+    simulation: Simulation
+
+    def combine(self, round_: Round) -> Outcome:
+        """Average the honest updates; the model is kept where there are none."""
+        honest = np.array([client not in self.simulation.attacking for client in round_.clients])
+        shares = honest / max(1, honest.sum())
+        verdicts = {
+            client: Verdict("accepted", "Does not attack.") if one else Verdict("malicious", "Attacks.")
+            for client, one in zip(round_.clients, honest, strict=True)
+        }
+        return Outcome(round_.weighted_sum(shares), shares, verdicts)
+
 
 def poison(settings: dict[str, Any], path: str) -> str:
-    """Let an attack into a model that nobody defends, and keep the model."""
-    import torch
-
-    from g2uardfl.simulation.config import RunConfig
-    from g2uardfl.simulation.run import Simulation
-    from g2uardfl.simulation.start import write_model
-
+    """Let an attack poison an undefended model, and write the model."""
     torch.set_num_threads(1)
     simulation = Simulation(RunConfig(**settings))
     summary = simulation.run()
     write_model(path, simulation.weights)
-    return f"{Path(path).name}: ASR {100 * summary['asr']:.1f}"
+    return f"{Path(path).name}: ASR {100 * summary['asr']:.1f} %"
 
 
 def record(settings: dict[str, Any], clean: bool, path: str) -> str:
     """Run one federation and write its record."""
-    import torch
-
-    from g2uardfl.aggregators.base import Aggregator, Outcome, Round
-    from g2uardfl.defense.recording import Recording
-    from g2uardfl.simulation.config import RunConfig
-    from g2uardfl.simulation.run import Simulation
-
     torch.set_num_threads(1)
     began = time.perf_counter()
-    simulation = Simulation(RunConfig(**settings))
-
-    class Oracle(Aggregator):
-        """FedAvg over those who do not attack."""
-
-        name = "oracle"
-        summary = "knows the truth"
-
-        def combine(self, round_: Round) -> Outcome:
-            honest = [row for row, client in enumerate(round_.clients) if client not in simulation.attacking]
-            kept = replace(
-                round_,
-                clients=tuple(round_.clients[row] for row in honest),
-                sent=round_.updates[honest],
-                num_examples=round_.num_examples[honest],
-            )
-            outcome = simulation.average.combine(kept)
-            shares = round_.num_examples * 0
-            shares[honest] = outcome.shares
-            verdicts = {client: next(iter(outcome.verdicts.values())) for client in round_.clients}
-            return Outcome(outcome.step, shares, verdicts)
-
-    recording = Recording(Oracle() if clean else simulation.defense)
-    simulation.defense = recording
+    oracle = Oracle()
+    simulation = oracle.simulation = Simulation(RunConfig(**settings), defense=oracle if clean else None)
+    recorder = RoundRecorder()
+    simulation.observers.append(recorder)
     simulation.run()
-    records = simulation.records
-    recording.record.tell({record["round"]: record["attacking"] for record in records})
-    asr = [simulation.start_scores["asr"], *(record["asr"] for record in records)]
-    recording.record.notes = {**settings, "clean": clean, "asr": asr}
-    recording.record.save(path)
+    rounds = simulation.records
+    asr = [simulation.start_scores["asr"], *(one["asr"] for one in rounds)]
+    recorder.record.add_truth({one["round"]: one["attacking"] for one in rounds})
+    recorder.record.notes = {**settings, "clean": clean, "asr": asr}
+    recorder.record.save(path)
     last = next(value for value in reversed(asr) if value is not None)
-    return f"{Path(path).name}: ASR {100 * last:.1f}, {time.perf_counter() - began:.0f} s"
+    return f"{Path(path).name}: ASR {100 * last:.1f} %, {time.perf_counter() - began:.0f} s"
 
 
 def main() -> None:
@@ -92,16 +85,17 @@ def main() -> None:
     parser.add_argument("--pmrs", nargs="+", type=float, default=[0.25])
     parser.add_argument("--kinds", nargs="+", choices=["clean", "poisoned"], default=["clean", "poisoned"])
     parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--poison-rounds", type=int, default=20, help="how long a model is poisoned at first")
+    parser.add_argument("--poison-rounds", type=int, default=20, help="rounds in which a model is poisoned first")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--engine", default="auto")
     parser.add_argument("--data-dir", default="")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("records"))
     arguments = parser.parse_args()
     models = arguments.out / "poisoned"
     models.mkdir(parents=True, exist_ok=True)
-    names = ["task", "rounds", "seed", "device", "data_dir"]
+    names = ["task", "rounds", "seed", "device", "engine", "data_dir"]
     shared = {**{name: getattr(arguments, name) for name in names}, "evaluate_every": 10}
 
     def place(folder: Path, parts: list[str], suffix: str) -> Path:
@@ -109,14 +103,14 @@ def main() -> None:
         return folder / f"{name}{suffix}".replace("(", "_").replace(")", "")
 
     context = multiprocessing.get_context("spawn")
-    # A process for each record: what one left behind on a GPU would be missing to the next.
+    # One process for each record: GPU memory that a run does not release would be missing in the next.
     with ProcessPoolExecutor(arguments.processes, mp_context=context, max_tasks_per_child=1) as pool:
         starts = {attack: place(models, [attack], ".safetensors") for attack in arguments.attacks}
         if "poisoned" in arguments.kinds:
             run = {**shared, "rounds": arguments.poison_rounds}
             missing = {attack: path for attack, path in starts.items() if not path.exists()}
             show([pool.submit(poison, {**run, "attack": attack}, str(path)) for attack, path in missing.items()])
-        waiting = []
+        jobs = []
         for pmr, alpha, attack, kind in itertools.product(
             arguments.pmrs, arguments.alphas, arguments.attacks, arguments.kinds
         ):
@@ -125,13 +119,13 @@ def main() -> None:
             settings = {**shared, "attack": attack, "alpha": alpha, "pmr": pmr}
             if not path.exists():
                 start = "converged" if clean else str(starts[attack])
-                waiting.append(pool.submit(record, {**settings, "start": start}, clean, str(path)))
-        show(waiting)
+                jobs.append(pool.submit(record, {**settings, "start": start}, clean, str(path)))
+        show(jobs)
 
 
-def show(waiting: list[Future[str]]) -> None:
-    """Print what each job says, or why it failed, as soon as it is done."""
-    for done in as_completed(waiting):
+def show(jobs: list[Future[str]]) -> None:
+    """Print the result of each job, or why it failed, as soon as it is done."""
+    for done in as_completed(jobs):
         print(done.exception() or done.result(), flush=True)
 
 

@@ -1,9 +1,9 @@
-"""What the server's step costs: seconds per stage of the guard, beside FedAvg and one plain read of the same bytes.
+"""The cost of a round on the server: seconds per stage of the guard, beside FedAvg and one read of the same bytes.
 
-    python benchmarks/server_step.py
+    python benchmarks/server_step.py --profile paper
 
-Everything is timed in one process on the same arrays; each figure is the median over the repetitions. Where Flower is
-installed its Multi-Krum is timed on the same arrays too.
+Everything is timed in one process on the same arrays; each figure is the median over the repetitions. If Flower is
+installed, its Multi-Krum is timed on the same arrays.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ import g2uardfl
 from g2uardfl import aggregators
 
 HIDDEN = {"0.1M": 300, "1.2M": 1090, "10M": 3150}
-"""Widths that give about the named number of parameters."""
+"""Number of parameters, roughly -> width of the model's layers."""
 
 
 def model(width: int, generator: np.random.Generator) -> dict[str, np.ndarray]:
-    """Three layers of which the middle one holds nearly everything."""
+    """Three layers, of which the middle one has nearly all parameters."""
     shapes = {"1.weight": (width, 20), "1.bias": (width,), "2.weight": (width, width), "2.bias": (width,),
               "3.weight": (10, width), "3.bias": (10,)}  # fmt: skip
     return {name: generator.normal(size=shape, scale=0.05).astype(np.float32) for name, shape in shapes.items()}
 
 
 def clients(weights: dict[str, np.ndarray], count: int, generator: np.random.Generator) -> dict[int, dict[str, Any]]:
-    """Clients at a small distance from the global model."""
+    """The global model plus noise of standard deviation 0.002, for each client."""
     return {
         i: {
             name: array + 0.002 * generator.standard_normal(array.shape, dtype=np.float32)
@@ -43,6 +43,7 @@ def clients(weights: dict[str, np.ndarray], count: int, generator: np.random.Gen
 
 
 def median_seconds(function: Callable[[], Any], repetitions: int) -> float:
+    """The median over the calls after the first."""
     function()
     times = []
     for _ in range(repetitions):
@@ -53,7 +54,7 @@ def median_seconds(function: Callable[[], Any], repetitions: int) -> float:
 
 
 def flower_multi_krum(sent: dict[int, dict[str, np.ndarray]]) -> Callable[[], Any] | None:
-    """Flower's Multi-Krum over the same arrays, if Flower is installed."""
+    """Flower's Multi-Krum on the same arrays; None where Flower is not installed."""
     try:
         from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict  # noqa: F401
         from flwr.serverapp.strategy.multikrum import select_multikrum
@@ -75,6 +76,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=10)
     parser.add_argument("--sizes", nargs="+", default=list(HIDDEN), choices=list(HIDDEN))
+    parser.add_argument("--profile", default="default")
     parser.add_argument("--repetitions", type=int, default=7)
     arguments = parser.parse_args()
     for size in arguments.sizes:
@@ -83,12 +85,12 @@ def main() -> None:
         sent = clients(weights, arguments.clients, generator)
         rounds = itertools.cycle([sent, clients(weights, arguments.clients, generator)])
         parameters = sum(array.size for array in weights.values())
-        guard = g2uardfl.G2uardFL(profile="paper")
+        guard = g2uardfl.G2uardFL(profile=arguments.profile)
         stages: dict[str, list[float]] = {}
 
         def step(guard: Any = guard, weights: Any = weights, rounds: Any = rounds, stages: Any = stages) -> None:
-            guard.aggregate(weights, next(rounds))
-            for stage, seconds in guard.stage_seconds.items():
+            result = guard.aggregate(weights, next(rounds))
+            for stage, seconds in result.report.seconds.items():
                 stages.setdefault(stage, []).append(seconds)
 
         fedavg = aggregators.create("fedavg")
@@ -96,7 +98,7 @@ def main() -> None:
         plain = median_seconds(lambda f=fedavg, w=weights, s=sent: f.aggregate(w, s), arguments.repetitions)
         whole = median_seconds(step, arguments.repetitions)
         print(f"\n{arguments.clients} clients x {parameters:,} parameters")
-        print(f"  {'one plain read of the same bytes':36}{read:9.4f} s")
+        print(f"  {'one read of the same bytes':36}{read:9.4f} s")
         print(f"  {'fedavg':36}{plain:9.4f} s")
         krum = flower_multi_krum(sent)
         if krum is not None:

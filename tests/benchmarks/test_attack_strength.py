@@ -1,6 +1,6 @@
-"""Without a defence every attack plants its backdoor and leaves the main task alone, in 30 rounds on small data.
+"""Without a defence every attack plants its backdoor within 30 rounds on small data, and accuracy stays.
 
-Full-length figures on the paper's data are made by `benchmarks/attack_strength.py`.
+`benchmarks/attack_strength.py` measures full runs on the paper's data.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ STRENGTH_ON_DIGITS = {
     "model_obfuscation": (0.80, 0.06),
     "randomized": (0.80, 0.04),
 }
-"""By how much ASR rises at least, and ACC falls at most, from the start to the mean of the last five of 30 rounds."""
+"""The smallest rise of ASR and the largest fall of ACC, from the start to the mean of the last five of 30 rounds."""
 
 STRENGTH_ON_MNIST = {"black_box": 0.6, "pgd": 0.3, "pgd_replacement": 0.6, "constrain_and_scale": 0.6}
-"""By how much ASR rises at least in six rounds on a twentieth of MNIST; ACC falls by at most a tenth."""
+"""The smallest rise of ASR in six rounds on a twentieth of MNIST."""
 
 
 class MnistPart(Mnist):
@@ -52,7 +52,7 @@ class MnistPart(Mnist):
 
 @pytest.fixture(scope="module", autouse=True)
 def converged_starts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Starts are trained once and kept for all tests."""
+    """Train converged starts once for all tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("G2UARDFL_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
         yield
@@ -62,6 +62,7 @@ def last_rounds(simulation: Simulation, figure: str) -> float:
     return statistics.fmean(record[figure] for record in simulation.records[-5:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attack", STRENGTH_ON_DIGITS)
 def test_in_30_rounds_on_digits_asr_rises_and_acc_stays(attack: str):
     simulation = Simulation(RunConfig(task="digits", attack=attack, rounds=30, engine="loop"))
@@ -74,12 +75,13 @@ def test_in_30_rounds_on_digits_asr_rises_and_acc_stays(attack: str):
     assert last_rounds(simulation, "acc") > start["acc"] - fall
 
 
-def test_on_digits_nobody_gets_the_backdoor_without_an_attack():
+def test_on_digits_the_model_has_no_backdoor_without_an_attack():
     simulation = Simulation(RunConfig(task="digits", attack="none", rounds=30, evaluate_every=30, engine="loop"))
     simulation.run()
     assert simulation.records[-1]["asr"] < 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attack", STRENGTH_ON_MNIST)
 def test_in_six_rounds_on_a_part_of_mnist_asr_rises_and_acc_stays(real_data: Path, attack: str):
     part = RunConfig(task=f"{__name__}:MnistPart", rounds=6, pmr=0.3, engine="loop", evaluate_every=6)

@@ -1,134 +1,112 @@
-"""The comparison of detectors: its figures against hand cases, every detector on recorded rounds, twice the same."""
+"""The comparison of detectors: figures against hand-counted cases, and every detector on recorded rounds."""
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from dataclasses import astuple
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from g2uardfl.defense.recording import Record
+import detectors
+from g2uardfl.defense.recording import Record, without
 from g2uardfl.simulation.metrics import Detection
-
-RECORDS = Path(__file__).parents[1] / "records"
-ATTACKED = RECORDS / "digits-black_box-alphainf-pmr0.25-clean-seed5.npz"
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "detectors.py"
-
-
-@pytest.fixture(scope="module")
-def detectors():
-    spec = importlib.util.spec_from_file_location("benchmark_detectors", BENCHMARK)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
 
 
 @pytest.fixture
-def four_clients(detectors):
-    """One round of two attackers and two others."""
-    record = Record.load(ATTACKED)
-    attackers, others = np.flatnonzero(record.attacking[0])[:2], np.flatnonzero(~record.attacking[0])[:2]
-    left_out = np.ones(len(record.attacking[0]), dtype=bool)
-    left_out[[*attackers, *others]] = False
-    return Record([detectors.without(record.rounds[0], left_out)], [record.attacking[0][~left_out]])
+def record(digits_record) -> Record:
+    return Record.load(digits_record)
 
 
-def test_a_cut_across_the_truth_has_the_rand_index_of_a_hand_count(detectors, four_clients):
-    truth = four_clients.attacking[0]
-    across = np.zeros(4, dtype=np.int64)
-    across[[np.flatnonzero(truth)[0], np.flatnonzero(~truth)[0]]] = 1
+@pytest.fixture
+def four_clients(record) -> Record:
+    """One round of two attackers and two honest clients."""
+    number = next(number for number, truth in enumerate(record.attacking) if truth.sum() >= 2)
+    observation, truth = record.rounds[number], record.attacking[number]
+    excluded = np.ones(len(truth), dtype=bool)
+    excluded[[*np.flatnonzero(truth)[:2], *np.flatnonzero(~truth)[:2]]] = False
+    return Record([without(observation, excluded)], [1], [truth[~excluded]])
+
+
+def test_two_clusters_with_an_attacker_each_have_the_rand_index_of_a_count_by_hand(four_clients):
+    (truth,) = four_clients.attacking
+    labels = np.zeros(4, dtype=np.int64)
+    labels[[np.flatnonzero(truth)[0], np.flatnonzero(~truth)[0]]] = 1
     tally = detectors.Tally()
 
-    def decide(seen):
-        labels = across[: len(seen.clients)]
-        return detectors.Decision(labels, labels == 1)
+    def decide(observation):
+        return detectors.Decision(labels[: len(observation.clients)], labels[: len(observation.clients)] == 1)
 
     tally.add(four_clients, lambda: decide)
-    # No pair is together in both; 2 * 2 / 6 would be by chance, 2 at most: (0 - 2/3) / (2 - 2/3).
+    # No pair is together in both. Expected by chance: 2 * 2 / 6; at most: 2. (0 - 2/3) / (2 - 2/3)
     assert tally.indices == [pytest.approx(-0.5)]
 
 
-def test_refused_are_counted_among_the_honest_alone(detectors, four_clients):
+def test_false_positives_are_counted_in_rounds_without_the_attackers(four_clients):
     observation, truth = four_clients.rounds[0], four_clients.attacking[0]
     attackers = {client for client, one in zip(observation.clients, truth, strict=True) if one}
-    seen_clients = []
+    rounds = []
 
     def decide(seen):
-        seen_clients.append(set(seen.clients))
+        rounds.append(set(seen.clients))
         labels = np.array([int(client in attackers) for client in seen.clients])
         return detectors.Decision(labels, np.arange(len(labels)) == 0)
 
     tally = detectors.Tally()
     tally.add(four_clients, lambda: decide)
-    assert seen_clients == [set(observation.clients), set(observation.clients) - attackers]
-    assert (tally.indices, tally.refused, tally.honest) == ([1.0], 1, 2)
+    assert rounds == [set(observation.clients), set(observation.clients) - attackers]
+    assert (tally.indices, tally.rejected, tally.honest) == ([1.0], 1, 2)
 
 
-def test_a_round_without_some_clients_keeps_the_numbers_of_the_others(detectors):
-    observation = Record.load(ATTACKED).rounds[1]
-    left_out = np.arange(len(observation.clients)) % 3 == 0
-    fewer = detectors.without(observation, left_out)
-    for row, client in enumerate(fewer.clients):
-        old = observation.clients.index(client)
-        np.testing.assert_array_equal(fewer.attributes[row], observation.attributes[old])
-        np.testing.assert_array_equal(fewer.shapes[row], observation.shapes[old])
-        np.testing.assert_array_equal(fewer.directions[row], observation.directions[old])
-        np.testing.assert_array_equal(fewer.products.gu[:, row], observation.products.gu[:, old])
-        for column, other in enumerate(fewer.clients):
-            place = observation.clients.index(other)
-            np.testing.assert_array_equal(fewer.products.uu[:, row, column], observation.products.uu[:, old, place])
-    assert len(fewer.clients) == (~left_out).sum()
-
-
-def test_every_detector_gives_the_same_figures_twice_and_tells_these_attackers(detectors):
-    names = list(detectors.DETECTORS)
-    paths = sorted(RECORDS.glob("*.npz"))
-    first, second = (detectors.compare(paths, names)["digits, clean, iid"] for _ in range(2))
-    assert len(names) == 7
+@pytest.mark.slow
+def test_every_detector_separates_these_attackers_and_gives_the_same_figures_twice(record, tmp_path):
+    names, path = list(detectors.DETECTORS), tmp_path / "digits-black_box.npz"
+    Record(record.rounds[:12], record.numbers[:12], record.attacking[:12]).save(path)
+    first, second = (detectors.compare([path], names)["digits, clean, iid"] for _ in range(2))
     for name in names:
         assert first[name].indices == second[name].indices
-        assert (first[name].refused, first[name].honest) == (second[name].refused, second[name].honest)
+        assert (first[name].rejected, first[name].honest) == (second[name].rejected, second[name].honest)
         assert all(-1 <= index <= 1 for index in first[name].indices)
-        # At random it would be 0; all of them tell black-box attackers on a clean model.
+        # Chance is 0; black-box attackers on a clean model are easy to separate.
         assert np.mean(first[name].indices) > 0.5
-    assert first["agreement graph"].refused < first["one propagation"].refused
+    assert first["default profile"].rejected < first["one propagation"].rejected
 
 
 @pytest.mark.parametrize(
-    ("name", "group"),
+    ("path", "group"),
     [
         ("mnist-dba-alpha0.5-pmr0.25-poisoned-seed0.npz", "mnist, poisoned, α 0.5"),
-        ("cifar10-black_box-defend_from21-rounds80-g2uardfl-0.npz", "cifar10, poisoned, iid"),
         ("digits-dba-alphainf-pmr0.25-clean-seed1.npz", "digits, clean, iid"),
-        ("mnist-none-alpha0.05-g2uardfl-0.npz", "mnist, clean, α 0.05"),
+        ("records/cifar10-black_box@defend_from=21@rounds=80-g2uardfl-0/record.npz", "cifar10, poisoned, iid"),
+        ("records/mnist-none@alpha=0.05-g2uardfl-0/record.npz", "mnist, clean, α 0.05"),
     ],
 )
-def test_a_record_is_filed_by_its_name(detectors, name, group):
-    assert detectors.group_of(Path(name)) == group
+def test_the_name_of_a_record_determines_its_group(path, group):
+    assert detectors.group_of(Path(path)) == group
 
 
-def test_tables_have_a_row_a_group_or_count_and_a_column_a_detector(detectors):
+def test_tables_have_a_row_for_each_group_and_number_of_attackers_and_a_column_for_each_detector(digits_record):
     names = ["2-means on the attributes", "one propagation"]
-    lines = detectors.tables(detectors.compare([ATTACKED], names), names).splitlines()
+    lines = detectors.tables(detectors.compare([digits_record], names), names).splitlines()
     assert [line.count("|") for line in lines if line] == [4] * 15
     assert sum(line.startswith("| digits, clean, iid") for line in lines) == 2
-    assert sum(line.startswith("| seconds a round") for line in lines) == 1
+    assert sum(line.startswith("| seconds per round") for line in lines) == 1
     assert lines[-1].startswith("| 5 or more")
+
+
+def test_a_record_without_the_truth_is_refused(record, tmp_path):
+    Record(record.rounds, record.numbers).save(tmp_path / "digits.npz")
+    with pytest.raises(SystemExit, match="does not say who attacked"):
+        detectors.compare([tmp_path / "digits.npz"], ["one propagation"])
 
 
 def attackers_of(errors: Detection) -> int:
     return errors.true_positives + errors.false_negatives
 
 
-def test_errors_are_counted_by_how_many_attackers_a_round_has(detectors):
-    record = Record.load(ATTACKED)
+def test_errors_are_counted_by_the_number_of_attackers_in_a_round(record):
     tally = detectors.Tally()
-    # Whoever is first in a round is refused.
+    # The first client of each round is rejected.
     tally.add(
         record, lambda: lambda seen: detectors.Decision(np.zeros(len(seen.clients)), np.arange(len(seen.clients)) < 1)
     )
@@ -139,12 +117,3 @@ def test_errors_are_counted_by_how_many_attackers_a_round_has(detectors):
         assert errors.true_positives == sum(bool(truth[0]) for truth in rounds)
         assert errors.true_positives + errors.false_positives == len(rounds)
     assert sum(map(attackers_of, tally.by_attackers.values())) == sum(map(np.sum, record.attacking)) > 0
-
-
-def test_an_error_rate_says_where_there_is_nobody(detectors):
-    counts = [
-        Detection(true_positives=3, false_negatives=1, false_positives=1, true_negatives=7),
-        Detection(true_negatives=2),
-    ]
-    assert detectors.error_rates(detectors.together(counts)) == "75.0 / 10.0"
-    assert detectors.error_rates(Detection(false_positives=2, true_negatives=6)) == "- / 25.0"

@@ -1,8 +1,9 @@
-"""Records: what comes back from a file, a rule that does not notice being recorded, and rounds decided again."""
+"""Records: they hold what the guard decided on, change nothing, and are decided again with the same result."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,17 +11,24 @@ import pytest
 from g2uardfl import G2uardFL, aggregators
 from g2uardfl.core.errors import StateError
 from g2uardfl.core.state_files import SavedState, read_state, write_state
-from g2uardfl.defense.observation import SKETCH_WIDTH
-from g2uardfl.defense.recording import Record, Recording
+from g2uardfl.defense.observation import Observation
+from g2uardfl.defense.profiles import find, names
+from g2uardfl.defense.recording import Record, RoundRecorder, without
+from helpers.federations import Federation, run_late_detection
 from helpers.models import StandInServer, batch_norm_model, numpy_model, odd_mlp, perturbed, same
 
-MEASURED = ("attributes", "centred", "along_step", "step_squared", "shapes")
-PRODUCTS = ("gg", "gu", "uu")
 QUICK = {"pretrain_epochs": 5, "cluster_epochs": 5}
+MEASURED = {name: set(find(name).observer.client_axes) for name in names()}
+GUARDS = [
+    pytest.param("paper", QUICK, id="paper"),
+    pytest.param("paper", {**QUICK, "seed": 4, "score_update": "printed"}, id="paper, other settings"),
+    pytest.param("default", {}, id="default"),
+    pytest.param("default", {"seed": 4, "window": 40, "sketch_width": 96}, id="default, other settings"),
+]
 
 
 def sent_in(model, number, clients=10):
-    """One of every four clients attacks, and not everybody is there every round."""
+    """One of every four clients attacks, and the clients change from round to round."""
     ids = np.random.default_rng([7, number]).choice(20, clients, replace=False).tolist()
     return {
         f"client {i}" if i % 2 else i: perturbed(model, 1000 * number + i, shift=0.1 if i % 4 == 0 else 0.0)
@@ -28,126 +36,178 @@ def sent_in(model, number, clients=10):
     }
 
 
-def play(rule, rounds=6, model=None, clients=10):
-    model = odd_mlp() if model is None else model
-    results = []
+def run(rule, rounds=6, model=None, clients=10, **options):
+    model, results = odd_mlp() if model is None else model, []
     for number in range(1, rounds + 1):
-        results.append(rule.aggregate(model, sent_in(model, number, clients)))
+        results.append(rule.aggregate(model, sent_in(model, number, clients), round_number=number, **options))
         model = results[-1].weights
     return results
 
 
+def recorded(rule, rounds=6, run=run, **options):
+    """The results of a run and its record."""
+    recorder = RoundRecorder(**options)
+    return run(rule, rounds, observers=[recorder]), recorder.record
+
+
+def equal(first: Observation, second: Observation, only=None) -> bool:
+    """Whether two observations are equal, measurements bit for bit."""
+    measured = first.measured.keys() if only is None else only
+    return (first.clients, first.layers) == (second.clients, second.layers) and all(
+        np.array_equal(first[name], second[name]) and first[name].dtype == second[name].dtype for name in measured
+    )
+
+
+def loaded(record: Record, tmp_path) -> Record:
+    record.save(tmp_path / "record")
+    return Record.load(tmp_path / "record")
+
+
 @pytest.fixture(scope="module")
-def record() -> Record:
-    recording = Recording(aggregators.create("fedavg"), seed=3)
-    play(recording)
-    return recording.record
+def fedavg_record() -> Record:
+    return recorded(aggregators.create("fedavg"), seed=3)[1]
 
 
-def decided(verdicts):
-    return {client: verdict.decision for client, verdict in verdicts.items()}
+@pytest.mark.parametrize("kept", [False, True], ids=["live", "loaded"])
+@pytest.mark.parametrize(("profile", "settings"), GUARDS)
+def test_a_record_holds_the_very_observations_that_the_guard_decided_on(profile, settings, kept, tmp_path):
+    seen, recorder = [], RoundRecorder()
+    run(G2uardFL(profile, **settings), observers=[lambda _, outcome: seen.append(outcome.observation), recorder])
+    record = loaded(recorder.record, tmp_path) if kept else recorder.record
+    assert len(record.rounds) == len(seen) == 6
+    for observation, own in zip(record.rounds, seen, strict=True):
+        assert set(own.measured) == MEASURED[profile]
+        assert set(observation.measured) == set().union(*MEASURED.values())
+        assert equal(own, observation)
 
 
-def test_a_record_holds_each_round_in_the_order_it_came(record):
+@pytest.mark.parametrize("kept", [False, True], ids=["live", "loaded"])
+@pytest.mark.parametrize(("profile", "settings"), GUARDS)
+@pytest.mark.parametrize(("rounds", "clients"), [(12, 8), (3, 2)])
+def test_a_replay_gives_the_verdicts_of_the_run_and_the_same_memory(profile, settings, rounds, clients, kept, tmp_path):
+    guard = G2uardFL(profile, **settings)
+    results, record = recorded(guard, rounds, partial(run, clients=clients))
+    again = G2uardFL(profile, **settings)
+    for result, observation in zip(results, (loaded(record, tmp_path) if kept else record).rounds, strict=True):
+        expected = {client: replace(verdict, weight=None) for client, verdict in result.verdicts.items()}
+        assert again.judge(observation) == expected
+    if clients > 5:
+        assert len({verdict.decision for result in results for verdict in result.verdicts.values()}) > 1
+    assert again.round == guard.round
+    for part in ("construction", "clustering", "filtering"):
+        saved, found = getattr(guard, part).state(), getattr(again, part).state()
+        assert found.values == saved.values
+        assert found.arrays.keys() == saved.arrays.keys()
+        assert all(np.array_equal(found.arrays[name], array) for name, array in saved.arrays.items())
+
+
+@pytest.mark.parametrize("run", [Federation().run, run_late_detection], ids=["eliminations", "a rollback"])
+def test_a_replay_follows_a_run_whose_model_was_rolled_back_or_changed(run):
+    results, record = recorded(G2uardFL(), 12, run=run)
+    assert {event.kind for result in results for event in result.report.events} & {"eliminated", "rolled_back"}
+    again = G2uardFL()
+    for result, observation in zip(results, record.rounds, strict=True):
+        expected = {client: replace(verdict, weight=None) for client, verdict in result.verdicts.items()}
+        assert again.judge(observation) == expected
+
+
+def test_a_record_of_another_rule_holds_what_the_guard_of_each_profile_would_have_seen():
+    model, rule = odd_mlp(), aggregators.create("fedavg")
+    recorder, guards = RoundRecorder(seed=3), {name: G2uardFL(name, seed=3) for name in names()}
+    seen = {name: [] for name in names()}
+    for number in range(1, 5):
+        sent = sent_in(model, number)
+        for name, guard in guards.items():
+            keep = seen[name]
+            guard.aggregate(model, sent, observers=[lambda _, outcome, keep=keep: keep.append(outcome.observation)])
+        model = rule.aggregate(model, sent, observers=[recorder]).weights
+    for name in names():
+        assert all(equal(own, one) for own, one in zip(seen[name], recorder.record.rounds, strict=True))
+
+
+@pytest.mark.parametrize("profile", names())
+def test_a_record_of_another_rule_is_decided_by_the_guard_of_each_profile(profile):
+    _, record = recorded(aggregators.create("fedavg"), 12, run=Federation().run)
+    guard = G2uardFL(profile)
+    decisions = {verdict.decision for one in record.rounds for verdict in guard.judge(one).values()}
+    assert {"accepted", "malicious"} <= decisions
+
+
+def test_recorded_rounds_can_be_decided_with_other_settings(fedavg_record):
+    limits = ("min_evidence", "twin_similarity", "outlier_z_score")
+    strict, lenient = G2uardFL(outlier_z_score=0.5), G2uardFL(**dict.fromkeys(limits, 1e9))
+    decisions = [
+        {verdict.decision for observation in fedavg_record.rounds for verdict in guard.judge(observation).values()}
+        for guard in (strict, lenient)
+    ]
+    assert "malicious" in decisions[0]
+    assert decisions[1] == {"accepted"}
+
+
+def test_a_recorder_can_be_limited_to_one_profile():
+    for profile in names():
+        _, record = recorded(aggregators.create("fedavg"), 2, profiles=[profile])
+        assert all(set(one.measured) == MEASURED[profile] for one in record.rounds)
+
+
+@pytest.mark.parametrize("profile", names())
+def test_a_record_without_a_measurement_is_one_clear_error(fedavg_record, profile):
+    for name in MEASURED[profile]:
+        one = fedavg_record.rounds[0]
+        lacking = replace(one, measured={key: value for key, value in one.measured.items() if key != name})
+        with pytest.raises(StateError, match=f"this observation has no '{name}': record the rounds with a profile"):
+            G2uardFL(profile).judge(lacking)
+    [other] = set(names()) - {profile}
+    foreign = replace(one, measured={name: one[name] for name in MEASURED[other]})
+    with pytest.raises(StateError, match="this observation has no"):
+        G2uardFL(profile).judge(foreign)
+
+
+def test_rounds_that_kept_the_model_are_not_recorded():
+    recorder, guard, model = RoundRecorder(), G2uardFL(), odd_mlp()
+    for number, clients in enumerate((5, 2, 6), start=1):
+        guard.aggregate(
+            model, sent_in(model, number, clients), min_updates=4, round_number=number, observers=[recorder]
+        )
+    guard.aggregate(model, {1: {}, 2: None}, round_number=4, observers=[recorder])
+    assert recorder.record.numbers == [1, 3]
+    assert [len(one.clients) for one in recorder.record.rounds] == [5, 6]
+
+
+def test_rounds_are_numbered_as_the_caller_counts_or_from_1():
     model = odd_mlp()
-    for number, observation in enumerate(record.rounds, start=1):
-        assert set(observation.clients) == set(sent_in(model, number))
-        assert observation.layers == ("0", "2")
-        assert observation.directions.shape == (10, 2, SKETCH_WIDTH)
-        assert observation.shapes.shape == (10, 2)
+    for given, expected in (([7, 9], [7, 9]), ([None, None], [1, 2])):
+        recorder = RoundRecorder()
+        for number in given:
+            aggregators.create("fedavg").aggregate(model, sent_in(model, 1), round_number=number, observers=[recorder])
+        assert recorder.record.numbers == expected
 
 
-def test_a_record_comes_back_from_its_file_to_the_precision_it_is_kept_in(record, tmp_path):
-    noted = Record(record.rounds, [np.arange(10) % 3 == 0] * 6, {"task": "none", "seed": 3})
-    noted.save(tmp_path / "record")
-    loaded = Record.load(tmp_path / "record")
-    assert loaded.notes == noted.notes
-    assert [truth.tolist() for truth in loaded.attacking] == [truth.tolist() for truth in noted.attacking]
-    assert len(loaded.rounds) == len(noted.rounds)
-    for first, second in zip(noted.rounds, loaded.rounds, strict=True):
-        assert second.clients == first.clients
-        assert second.layers == first.layers
-        pairs = [(getattr(first, name), getattr(second, name)) for name in MEASURED]
-        pairs += [(getattr(first.products, name), getattr(second.products, name)) for name in PRODUCTS]
-        for kept, found in pairs:
-            assert found.dtype == np.float64
-            assert np.array_equal(found, np.asarray(kept).astype(np.float32).astype(np.float64))
-        assert second.directions.dtype == np.float32
-        np.testing.assert_allclose(second.directions, first.directions, rtol=1e-3, atol=1e-7)
-
-
-def test_numbers_beyond_single_precision_come_back_finite(record, tmp_path):
-    huge = np.array(record.rounds[0].centred)
-    huge[0, 0, 0], huge[0, 0, 1] = 1e300, -1e300
-    Record([replace(record.rounds[0], centred=huge)]).save(tmp_path / "record")
-    found = Record.load(tmp_path / "record").rounds[0].centred
-    assert np.isfinite(found).all()
-    assert found[0, 0, 0] == np.finfo(np.float32).max
-    assert found[0, 0, 1] == np.finfo(np.float32).min
-
-
-def test_an_empty_record_comes_back_empty(tmp_path):
-    Record().save(tmp_path / "record")
-    loaded = Record.load(tmp_path / "record")
-    assert (loaded.rounds, loaded.attacking, loaded.notes) == ([], [], {})
-
-
-def test_the_truth_is_told_by_the_rounds_number_and_the_clients_id(record):
-    told = Record(record.rounds[:2])
-    first, second = told.rounds[0].clients, told.rounds[1].clients
-    told.tell({1: {first[0], first[3]}, 2: [], 3: ["nobody"]})
-    assert np.flatnonzero(told.attacking[0]).tolist() == [0, 3]
-    assert told.attacking[1].tolist() == [False] * len(second)
-    assert len(told.attacking) == 2
-
-
-@pytest.mark.parametrize("missing", ["2.uu", "0.directions", "5.shapes"])
-def test_a_record_that_lacks_an_array_is_one_clear_error(record, missing, tmp_path):
-    record.save(tmp_path / "record")
-    state = read_state(tmp_path / "record", "record")
-    arrays = {name: array for name, array in state.arrays.items() if name != missing}
-    write_state(tmp_path / "record", "record", SavedState(state.values, arrays))
-    with pytest.raises(StateError, match="incomplete record"):
-        Record.load(tmp_path / "record")
-
-
-@pytest.mark.parametrize("missing", ["clients", "layers", "attacking", "notes"])
-def test_a_record_that_lacks_a_value_is_one_clear_error(record, missing, tmp_path):
-    record.save(tmp_path / "record")
-    state = read_state(tmp_path / "record", "record")
-    values = {name: value for name, value in state.values.items() if name != missing}
-    write_state(tmp_path / "record", "record", SavedState(values, state.arrays))
-    with pytest.raises(StateError, match="incomplete record"):
-        Record.load(tmp_path / "record")
-
-
-def test_a_truncated_file_and_a_file_of_something_else_are_one_clear_error(record, tmp_path):
-    record.save(tmp_path / "record")
-    (tmp_path / "cut").write_bytes((tmp_path / "record").read_bytes()[:1000])
-    G2uardFL().save(tmp_path / "guard")
-    for name, message in (("cut", "damaged"), ("guard", "not a record"), ("nothing", "not exist")):
-        with pytest.raises(StateError, match=message):
-            Record.load(tmp_path / name)
+def test_invalid_clients_are_not_recorded():
+    model, recorder = odd_mlp(), RoundRecorder()
+    sent = sent_in(model, 1)
+    result = G2uardFL().aggregate(model, {**sent, "broken": {}}, observers=[recorder])
+    assert result.verdicts["broken"].decision == "invalid"
+    assert set(recorder.record.rounds[0].clients) == set(sent)
 
 
 @pytest.mark.parametrize("model", [odd_mlp, batch_norm_model, numpy_model])
 @pytest.mark.parametrize("name", ["fedavg", "krum", "median", "foolsgold", "g2uardfl"])
-def test_a_rule_decides_the_same_while_it_is_recorded(name, model):
-    settings = QUICK if name == "g2uardfl" else {}
-    plain = play(aggregators.create(name, **settings), 3, model())
-    recorded = play(Recording(aggregators.create(name, **settings)), 3, model())
-    for first, second in zip(plain, recorded, strict=True):
-        assert decided(first.verdicts) == decided(second.verdicts)
-        assert first.note == second.note
+def test_recording_changes_no_bit_of_a_run(name, model):
+    plain = run(aggregators.create(name), 3, model())
+    watched = run(aggregators.create(name), 3, model(), observers=[RoundRecorder()])
+    for first, second in zip(plain, watched, strict=True):
+        assert first.verdicts == second.verdicts
+        assert first.report.events == second.report.events
         assert same(first.weights, second.weights)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "g2uardfl", "rfa"])
-def test_a_large_model_gets_the_same_weights_to_the_bit_while_it_is_recorded(name):
-    """Rules read such a model block by block, and sums of blocks are rounded in an order of their own."""
+def test_recording_changes_no_bit_of_a_large_model(name):
+    """Rules read such a model in blocks, and sums of blocks are rounded in an order of their own."""
     rng = np.random.default_rng(0)
     model = {"w": rng.normal(size=(600, 500)).astype(np.float32), "b": np.zeros(500, np.float32)}
-    plain, recorded = aggregators.create(name), Recording(aggregators.create(name))
+    plain, watched, recorder = aggregators.create(name), aggregators.create(name), RoundRecorder()
     for _ in range(2):
         clients = {
             client: {
@@ -156,95 +216,114 @@ def test_a_large_model_gets_the_same_weights_to_the_bit_while_it_is_recorded(nam
             for client in range(12)
         }
         result = plain.aggregate(model, clients)
-        assert same(result.weights, recorded.aggregate(model, clients).weights)
+        assert same(result.weights, watched.aggregate(model, clients, observers=[recorder]).weights)
         model = result.weights
 
 
-def test_a_recorded_rule_still_weighs_clients_by_their_samples():
-    model = odd_mlp()
-    sent = {client: perturbed(model, client) for client in range(3)}
-    examples = {0: 1, 1: 2, 2: 7}
-    plain = aggregators.create("fedavg").aggregate(model, sent, examples)
-    recorded = Recording(aggregators.create("fedavg")).aggregate(model, sent, examples)
-    assert [verdict.weight for verdict in plain.verdicts.values()] == pytest.approx([0.1, 0.2, 0.7])
-    assert recorded.verdicts == plain.verdicts
-
-
 @pytest.mark.parametrize("name", ["fltrust", "deepsight"])
-def test_a_recorded_rule_still_has_its_server(name):
+def test_rules_that_run_models_can_be_recorded(name):
     model, found = odd_mlp(), []
-    for wrapped in (False, True):
+    for observers in ([], [RoundRecorder()]):
         rule = aggregators.create(name, **({"random_inputs": 64} if name == "deepsight" else {}))
         rule.attach(StandInServer(model))
-        found.append((Recording(rule) if wrapped else rule).aggregate(model, sent_in(model, 1)))
-    assert decided(found[0].verdicts) == decided(found[1].verdicts)
+        found.append(rule.aggregate(model, sent_in(model, 1), observers=observers))
+    assert found[0].verdicts == found[1].verdicts
+    assert same(found[0].weights, found[1].weights)
+    assert len(observers[0].record.rounds) == 1
 
 
-def test_a_recorded_rule_refuses_another_model_as_it_would_alone():
-    recording = Recording(G2uardFL())
-    recording.aggregate(odd_mlp(), sent_in(odd_mlp(), 1))
-    with pytest.raises(ValueError, match="other parameters"):
-        recording.aggregate(numpy_model(), sent_in(numpy_model(), 2))
-    assert len(recording.record.rounds) == 1
+# The file.
 
 
-def test_a_recorded_rule_is_saved_and_restored_as_it_would_alone():
-    recording, restored = Recording(G2uardFL(seed=2)), Recording(G2uardFL())
-    model = play(recording, 3)[-1].weights
-    restored.restore(recording.state())
-    first, second = (rule.aggregate(model, sent_in(model, 4)) for rule in (recording, restored))
-    assert first.verdicts == second.verdicts
-    assert same(first.weights, second.weights)
+def test_a_record_holds_every_number_exactly(fedavg_record, tmp_path):
+    noted = Record(fedavg_record.rounds, list(range(11, 17)), [np.arange(10) % 3 == 0] * 6, {"task": "none", "seed": 3})
+    again = loaded(noted, tmp_path)
+    assert again.notes == noted.notes
+    assert again.numbers == noted.numbers
+    assert [truth.tolist() for truth in again.attacking] == [truth.tolist() for truth in noted.attacking]
+    assert len(again.rounds) == 6
+    assert all(equal(first, second) for first, second in zip(noted.rounds, again.rounds, strict=True))
 
 
-def test_clients_who_send_nonsense_are_not_recorded():
-    model, recording = odd_mlp(), Recording(G2uardFL())
-    sent = sent_in(model, 1)
-    result = recording.aggregate(model, {**sent, "broken": {}})
-    assert result.verdicts["broken"].decision == "invalid"
-    assert set(recording.record.rounds[0].clients) == set(sent)
+def test_observations_name_clients_and_layers_in_the_order_of_the_round(fedavg_record):
+    model = odd_mlp()
+    for number, observation in zip(fedavg_record.numbers, fedavg_record.rounds, strict=True):
+        clients = observation.clients
+        assert set(clients) == set(sent_in(model, number))
+        numbers = [client for client in clients if isinstance(client, int)]
+        assert [*sorted(numbers), *sorted(set(clients) - set(numbers))] == list(clients)
+        assert observation.layers == ("0", "2")
+        assert observation["directions"].shape == (10, 2, 512)
+        assert observation["shapes"].shape == (10, 2)
+        assert observation["attributes"].shape == (10, 19 + 29 * 2)
+        assert observation["uu"].shape == (2, 10, 10)
 
 
-@pytest.mark.parametrize("kept", [False, True], ids=["at once", "from the file"])
-@pytest.mark.parametrize(
-    ("profile", "settings", "rounds", "clients"),
-    [
-        ("paper", QUICK, 5, 10),
-        ("paper", {**QUICK, "seed": 4, "score_update": "signed"}, 5, 8),
-        ("paper", QUICK, 2, 2),
-        ("default", {}, 12, 10),
-        ("default", {"seed": 4, "window": 40}, 12, 8),
-        ("default", {}, 3, 2),
-    ],
-)
-def test_recorded_rounds_are_decided_as_the_live_ones_were(profile, settings, rounds, clients, kept, tmp_path):
-    # Records keep directions of this width: only then the live guard sees the same.
-    settings = {**settings, "sketch_width": SKETCH_WIDTH}
-    guard = G2uardFL(profile, **settings)
-    recording = Recording(guard, seed=guard.config.seed)
-    live = play(recording, rounds, clients=clients)
-    record = recording.record
-    if kept:
-        record.save(tmp_path / "record")
-        record = Record.load(tmp_path / "record")
-    again = G2uardFL(profile, **settings)
-    judged = [again.judge(observation) for observation in record.rounds]
-    assert [decided(verdicts) for verdicts in judged] == [decided(result.verdicts) for result in live]
-    for result, verdicts in zip(live, judged, strict=True):
-        for client, verdict in verdicts.items():
-            assert verdict.benign_score == pytest.approx(result.verdicts[client].benign_score, abs=0.01)
-    if clients > 5:
-        assert {"accepted", "malicious"} <= {one for verdicts in judged for one in decided(verdicts).values()}
-    assert again.round == guard.round
-    assert again.window.clients == guard.window.clients
+def test_numpy_integers_are_client_ids_that_can_be_recorded(tmp_path):
+    model, recorder = odd_mlp(), RoundRecorder()
+    sent = {np.int64(client): perturbed(model, client) for client in range(4)}
+    aggregators.create("fedavg").aggregate(model, sent, observers=[recorder])
+    assert loaded(recorder.record, tmp_path).rounds[0].clients == (0, 1, 2, 3)
 
 
-def test_recorded_rounds_can_be_decided_with_other_settings(record):
-    limits = ("least_evidence", "twin_agreement", "outlier_excess")
-    strict, blind = G2uardFL(outlier_excess=0.5), G2uardFL(**dict.fromkeys(limits, 1e9))
-    told = [
-        {verdict.decision for observation in record.rounds for verdict in guard.judge(observation).values()}
-        for guard in (strict, blind)
-    ]
-    assert "malicious" in told[0]
-    assert told[1] == {"accepted"}
+def test_an_empty_record_is_saved_and_loaded(tmp_path):
+    again = loaded(Record(), tmp_path)
+    assert (again.rounds, again.numbers, again.attacking, again.notes) == ([], [], [], {})
+
+
+def test_the_truth_is_added_by_round_number_and_client_id(fedavg_record):
+    record = Record(fedavg_record.rounds[:2], [5, 6])
+    first, second = (one.clients for one in record.rounds)
+    record.add_truth({5: {first[0], first[3]}, 6: [], 7: ["nobody"]})
+    assert np.flatnonzero(record.attacking[0]).tolist() == [0, 3]
+    assert record.attacking[1].tolist() == [False] * len(second)
+    assert len(record.attacking) == 2
+
+
+def test_a_round_without_some_of_its_clients_is_that_of_the_others_alone(fedavg_record):
+    one = fedavg_record.rounds[0]
+    excluded = np.arange(10) % 3 == 0
+    rest = without(one, excluded)
+    kept = np.flatnonzero(~excluded)
+    assert rest.clients == tuple(one.clients[row] for row in kept)
+    for name in ("shapes", "directions", "attributes"):
+        assert np.array_equal(rest[name], one[name][kept])
+    assert np.array_equal(rest["gg"], one["gg"])
+    assert np.array_equal(rest["gu"], one["gu"][:, kept])
+    assert np.array_equal(rest["uu"], one["uu"][:, kept][:, :, kept])
+    for profile in names():
+        assert set(G2uardFL(profile).judge(rest)) == set(rest.clients)
+
+
+@pytest.mark.parametrize("missing", ["2.uu", "0.directions", "5.shapes", "clients", "layers", "measured", "numbers",
+                                     "attacking", "notes"])  # fmt: skip
+def test_a_file_that_lacks_something_is_one_clear_error(fedavg_record, missing, tmp_path):
+    fedavg_record.save(tmp_path / "record")
+    state = read_state(tmp_path / "record", "record")
+    values, arrays = ({k: v for k, v in part.items() if k != missing} for part in (state.values, state.arrays))
+    assert len(values) + len(arrays) == len(state.values) + len(state.arrays) - 1
+    write_state(tmp_path / "record", "record", SavedState(values, arrays))
+    with pytest.raises(StateError, match="incomplete record"):
+        Record.load(tmp_path / "record")
+
+
+def test_a_truncated_file_and_a_file_of_something_else_are_one_clear_error(fedavg_record, tmp_path):
+    fedavg_record.save(tmp_path / "record")
+    (tmp_path / "cut").write_bytes((tmp_path / "record").read_bytes()[:1000])
+    G2uardFL().save(tmp_path / "guard")
+    for name, message in (("cut", "damaged"), ("guard", "not a record"), ("nothing", "not exist")):
+        with pytest.raises(StateError, match=message):
+            Record.load(tmp_path / name)
+
+
+def test_observations_do_not_depend_on_when_the_guard_was_saved_and_loaded(tmp_path):
+    whole = recorded(G2uardFL(sketch_width=64), 6, run=Federation().run)[1]
+    guard, recorder = G2uardFL(sketch_width=64), RoundRecorder(profiles=["default"])
+    model = None
+    for first in (1, 4):
+        results = Federation().run(guard, 3, model, first=first, observers=[recorder])
+        model = results[-1].weights
+        guard.save(tmp_path / "guard")
+        guard = G2uardFL.load(tmp_path / "guard")
+    assert recorder.record.numbers == list(range(1, 7))
+    assert all(equal(one, other) for one, other in zip(recorder.record.rounds, whole.rounds, strict=True))

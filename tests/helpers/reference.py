@@ -1,8 +1,8 @@
-"""The paper's formulas a second time: slow, literal, float64, loop by loop; written from the text, not the code.
+"""A second implementation of the paper's formulas: slow and literal, in float64, with explicit loops.
 
-A model is one long vector of Python-exact float64 numbers, a layer is a list of positions in it, the graph has a row
-and a column for every client of the federation, and G+, G- and G are whole models. Where the paper cannot be followed
-to the letter (`reading-notes.md`, section 1) the functions take the same switch as the library.
+It follows the text of the paper, not the library. A model is one vector, a layer a list of positions in it. The graph
+has a row and a column for every client of the federation, and G+, G- and G are whole models. Where the paper cannot be
+followed as printed, the functions take the same switch as the library.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 
 def dot(a, b):
-    """Σ a_k b_k with a single rounding at the end, so that angles between near twins keep their digits."""
+    """Σ a_k b_k, rounded once at the end, so that cosines of almost equal vectors are exact."""
     return math.fsum(float(x) * float(y) for x, y in zip(a, b, strict=True))
 
 
@@ -24,8 +24,8 @@ def norm(v):
 
 
 def cos(a, b):
-    lengths = norm(a) * norm(b)
-    return dot(a, b) / lengths if lengths > 0 else 0.0
+    norms = norm(a) * norm(b)
+    return dot(a, b) / norms if norms > 0 else 0.0
 
 
 def std(v):
@@ -65,7 +65,7 @@ def attributes(weights, global_model, previous, layers):
 
 
 def z_score(values):
-    """Z-score of a list of numbers; numbers that are all the same (but for rounding) give zeros."""
+    """Z-scores of a list of numbers; equal numbers (up to rounding) give zeros."""
     values = [float(value) for value in values]
     largest = max(abs(value) for value in values)
     if std(values) <= 1e-12 * largest:
@@ -97,12 +97,12 @@ def raw_relations(weights, global_model):
 def relations(weights, global_model, scaling="similarity"):
     """The adjacency matrix of the clients of one round."""
     e1, e2, e3 = raw_relations(weights, global_model)
-    alike = [z_score_matrix(e1), -z_score_matrix(e2), -z_score_matrix(e3)]
+    similarities = [z_score_matrix(e1), -z_score_matrix(e2), -z_score_matrix(e3)]
     m = len(weights)
     edges = np.zeros((m, m))
     for i in range(m):
         for j in range(m):
-            for matrix in alike:
+            for matrix in similarities:
                 strength = math.tanh(max(matrix[i, j], 0.0))
                 edges[i, j] += (math.exp(-strength) if scaling == "printed" else strength) / 3
     return edges
@@ -110,7 +110,7 @@ def relations(weights, global_model, scaling="similarity"):
 
 @dataclass
 class FullGraph:
-    """Momentum over the complete graph: a row for every client, an edge for every pair, zeros to begin with."""
+    """Momentum over the complete graph: a row for every client and an edge for every pair, at first zeros."""
 
     num_clients: int
     num_attributes: int
@@ -188,7 +188,7 @@ def clustering_loss(soft):
 
 
 def cluster_scores(P_hat, scores, kappa3):
-    """p = κ3/m (P̂ᵀ 1) + (P̂ᵀ s) ∘ (P̂ᵀ 1)^-1, as a dict that leaves empty clusters out."""
+    """p = κ3/m (P̂ᵀ 1) + (P̂ᵀ s) ∘ (P̂ᵀ 1)^-1, as a dict without empty clusters."""
     ones = np.ones(len(P_hat))
     sizes, sums = P_hat.T @ ones, P_hat.T @ np.asarray(scores)
     return {j: kappa3 / len(P_hat) * sizes[j] + sums[j] / sizes[j] for j in range(P_hat.shape[1]) if sizes[j] > 0}
@@ -217,7 +217,7 @@ def pick_clients(latent, centres, soft, scores, *, kappa3, alpha1, alpha2):
 
 
 def updated_scores(scores, plus, minus, confidence, kappa4, rule="printed"):
-    """The scores after the verdicts and before tanh; `confidence[i]` is P_{i, p+}."""
+    """The scores after the decisions and before tanh; `confidence[i]` is P_{i, p+}."""
     result = []
     for i, s in enumerate(scores):
         if i in plus:
@@ -229,15 +229,15 @@ def updated_scores(scores, plus, minus, confidence, kappa4, rule="printed"):
 
 
 def average_median_norm(medians):
-    """n^r is the plain mean of the medians of all rounds so far; that is what the recursion computes."""
+    """n^r, which the recursion computes, is the mean of the medians of all rounds so far."""
     return math.fsum(medians) / len(medians)
 
 
 def clipped(global_model, weights, limit):
     """W̄ = G + ΔW min(1, n / ||ΔW||)."""
     update = weights - global_model
-    length = norm(update)
-    return global_model + update * (min(1.0, limit / length) if length > 0 else 1.0)
+    own = norm(update)
+    return global_model + update * (min(1.0, limit / own) if own > 0 else 1.0)
 
 
 def softmax_weights(distances, weighting="near"):
@@ -262,10 +262,10 @@ def new_global_model(global_model, G_plus, G_minus, *, gamma, blame, n):
 
 @dataclass
 class PaperGuard:
-    """Algorithm "G²uardFL" with everything spelt out: all clients' scores and the whole graph are moved every round.
+    """Algorithm "G²uardFL", literally: the scores of all clients and the whole graph are updated every round.
 
-    What is drawn at random is given: `scores` are the first scores of all clients, and `cluster` answers the
-    sub-graph with (Z, Q, P).
+    Random values are arguments: `scores` are the first scores of all clients, and `cluster` returns (Z, Q, P) for a
+    sub-graph.
     """
 
     scores: np.ndarray

@@ -91,7 +91,7 @@ def slow_shares(examples: Sequence[int]) -> list[float]:
 
 
 def assert_same_on_gpu(rule: type[Aggregator]) -> None:
-    """A rule decides the same on a GPU as on a CPU, and the new model stays on the GPU."""
+    """A rule gives the same result on a GPU as on a CPU, and the new model stays on the GPU."""
     if not torch.cuda.is_available():
         pytest.skip("there is no GPU to compare with")
     for clients in (1, 2, 10, 30):

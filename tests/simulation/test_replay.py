@@ -1,31 +1,128 @@
-"""Replaying records: figures against a count by hand, the command, and what goes wrong."""
+"""Replays of records: they equal what happened on every task, their figures, and the command."""
 
 from __future__ import annotations
 
+import json
 import math
-import os
-import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
-from g2uardfl import aggregators
+from g2uardfl import G2uardFL, aggregators
 from g2uardfl.aggregators.base import Verdict
+from g2uardfl.cli import main
 from g2uardfl.core.errors import ConfigError
-from g2uardfl.defense.recording import Record
+from g2uardfl.defense.recording import Record, without
 from g2uardfl.simulation.config import RunConfig
 from g2uardfl.simulation.recorder import RECORD_FILE, Recorder
-from g2uardfl.simulation.replay import replay
+from g2uardfl.simulation.replay import create_for, replay, with_recorded_settings
 from g2uardfl.simulation.run import Simulation
 
-RECORDS = Path(__file__).parents[1] / "records"
-ATTACKED = RECORDS / "digits-black_box-alphainf-pmr0.25-clean-seed5.npz"
-QUIET = RECORDS / "digits-none-alphainf-pmr0.25-clean-seed5.npz"
+TASKS = [
+    "digits",
+    "mnist",
+    "sentiment140",
+    pytest.param("cifar10", marks=pytest.mark.slow),
+    pytest.param("reddit", marks=pytest.mark.slow),
+]
+SMALLEST_MODELS = {"mnist": "simplenet", "cifar10": "vgg9"}
+SENSITIVE = {"default": {"outlier_z_score": 0.3}, "paper": {}}
+"""Settings with which each profile refuses clients within a few rounds."""
+SAMPLES = 50
+"""Test samples that are evaluated: these tests do not look at ACC and ASR."""
 
 
-class Suspicious(aggregators.find("fedavg")):
-    """Refuses clients with an even number."""
+def recorded_run(folder: Path, **settings) -> tuple[Simulation, Record]:
+    """A short run from an untrained model, and its record as read from the file."""
+    shape = {"rounds": 4, "clients": 12, "per_round": 8, "pmr": 0.4, "local_steps": 1, "batch_size": 8}
+    config = {"attack": "black_box", "defense": "g2uardfl", "start": "scratch", "engine": "loop", "evaluate_every": 4}
+    simulation = Simulation(RunConfig(**{**shape, **config, **settings}))
+    task = simulation.task
+    task.test, task.backdoor_test = (part.take(torch.arange(SAMPLES)) for part in (task.test, task.backdoor_test))
+    simulation.run([Recorder(folder)])
+    return simulation, Record.load(folder / RECORD_FILE)
+
+
+def without_weights(verdicts):
+    return {
+        client: {name: value for name, value in verdict.items() if name != "weight"}
+        for client, verdict in verdicts.items()
+        if verdict["decision"] != "invalid"
+    }
+
+
+def assert_same_verdicts(simulation: Simulation, record: Record, guard: G2uardFL):
+    """What the guard decides on the record is, but for weights, what `rounds.jsonl` says; somebody is refused."""
+    defended = simulation.records[simulation.config.defend_from - 1 :]
+    assert {v["decision"] for one in defended for v in one["verdicts"].values()} & {"malicious", "held_out"}
+    assert record.numbers == [one["round"] for one in defended]
+    for observation, one in zip(record.rounds, defended, strict=True):
+        verdicts = {str(client): asdict(verdict) for client, verdict in guard.judge(observation).items()}
+        replayed = {c: {name: value for name, value in v.items() if value is not None} for c, v in verdicts.items()}
+        assert replayed == without_weights(json.loads(json.dumps(one["verdicts"])))
+
+
+@pytest.mark.parametrize("profile", ["default", "paper"])
+@pytest.mark.parametrize("task", TASKS)
+def test_a_replay_gives_the_verdicts_of_the_run(task, profile, tmp_path, request):
+    data_dir = "" if task == "digits" else str(request.getfixturevalue("real_data"))
+    simulation, record = recorded_run(
+        tmp_path,
+        task=task,
+        model=SMALLEST_MODELS.get(task, ""),
+        data_dir=data_dir,
+        seed=3,
+        defense_settings={"profile": profile, **SENSITIVE[profile]},
+    )
+    guard = G2uardFL(**with_recorded_settings(record, {}))
+    assert guard.configuration() == simulation.defense.configuration()
+    assert_same_verdicts(simulation, record, guard)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"sketch_width": 64, "window": 20, "outlier_z_score": 0.3, "rollback": False},
+        {"profile": "paper", "score_update": "printed", "momentum": "printed", "min_clusters": 3},
+    ],
+    ids=["default", "paper"],
+)
+def test_a_replay_gives_the_verdicts_of_a_run_that_is_defended_later_with_other_settings(settings, tmp_path):
+    simulation, record = recorded_run(
+        tmp_path, attack="randomized(pgd)", rounds=6, defend_from=3, defense_settings=settings
+    )
+    assert_same_verdicts(simulation, record, G2uardFL(**with_recorded_settings(record, {})))
+
+
+def test_a_record_says_who_attacked(tmp_path):
+    simulation, record = recorded_run(tmp_path, attack="randomized(pgd)", rounds=6, defend_from=3)
+    for observation, truth, one in zip(record.rounds, record.attacking, simulation.records[2:], strict=True):
+        assert list(observation.clients) == one["selected"]
+        assert {c for c, attacks in zip(observation.clients, truth, strict=True) if attacks} == set(one["attacking"])
+    assert record.notes["malicious"] == sorted({c for one in simulation.records[2:] for c in one["malicious"]})
+
+
+def test_a_run_with_another_rule_can_be_replayed_with_either_profile(tmp_path):
+    _, record = recorded_run(tmp_path, defense="fedavg")
+    assert with_recorded_settings(record, {}) == {}
+    for profile in ("default", "paper"):
+        assert replay(record, create_for(record, "g2uardfl", {"profile": profile})).rounds == 4
+
+
+def test_settings_are_those_of_the_run_unless_another_profile_is_chosen(tmp_path):
+    _, record = recorded_run(tmp_path, seed=7, defense_settings={"window": 40, "min_lead": 2.0})
+    recorded = with_recorded_settings(record, {})
+    assert (recorded["seed"], recorded["window"], recorded["min_lead"]) == (7, 40, 2.0)
+    assert with_recorded_settings(record, {"window": 50}) == {**recorded, "window": 50}
+    assert with_recorded_settings(record, {"profile": "paper"}) == {"profile": "paper"}
+
+
+class EvenRejecting(aggregators.find("fedavg")):
+    """Rejects clients with an even number."""
 
     def judge(self, observation):
         return {
@@ -34,12 +131,17 @@ class Suspicious(aggregators.find("fedavg")):
         }
 
 
-def test_figures_are_those_of_a_count_by_hand():
-    record = Record.load(ATTACKED)
-    result = replay(record, Suspicious())
+@pytest.fixture
+def attacked(digits_record) -> Record:
+    return Record.load(digits_record)
+
+
+@pytest.mark.slow
+def test_figures_equal_a_count_by_hand(attacked):
+    result = replay(attacked, EvenRejecting())
     pairs = [
         (client % 2 == 0, bool(attacks))
-        for observation, truth in zip(record.rounds, record.attacking, strict=True)
+        for observation, truth in zip(attacked.rounds, attacked.attacking, strict=True)
         for client, attacks in zip(observation.clients, truth, strict=True)
     ]
     flagged_attackers = sum(flagged and attacks for flagged, attacks in pairs)
@@ -49,14 +151,14 @@ def test_figures_are_those_of_a_count_by_hand():
     assert result.refused == pytest.approx(sum(flagged for flagged, _ in pairs) / len(pairs))
     missed = [
         any(attacks and client % 2 for client, attacks in zip(observation.clients, truth, strict=True))
-        for observation, truth in zip(record.rounds, record.attacking, strict=True)
+        for observation, truth in zip(attacked.rounds, attacked.attacking, strict=True)
     ]
     assert result.attacker_accepted == pytest.approx(sum(missed) / len(missed))
 
 
-def test_the_default_profile_tells_recorded_attackers_and_the_paper_profile_refuses_more_honest_clients():
-    default = replay(Record.load(ATTACKED), aggregators.create("g2uardfl"))
-    paper = replay(Record.load(ATTACKED), aggregators.create("g2uardfl", profile="paper"))
+@pytest.mark.slow
+def test_the_default_profile_detects_recorded_attackers_with_fewer_false_positives_than_the_papers(attacked):
+    default, paper = (replay(attacked, create_for(attacked, "g2uardfl", {"profile": p})) for p in ("default", "paper"))
     assert default.detection.recall > 0.9
     assert default.detection.precision > 0.8
     assert default.rand_index > 0.7
@@ -64,55 +166,97 @@ def test_the_default_profile_tells_recorded_attackers_and_the_paper_profile_refu
     assert paper.rand_index < default.rand_index
 
 
-def test_where_nobody_attacks_few_are_refused():
-    result = replay(Record.load(QUIET), aggregators.create("g2uardfl"))
+def test_few_clients_are_refused_where_nobody_attacks(attacked):
+    attacked.rounds = [without(one, truth) for one, truth in zip(attacked.rounds, attacked.attacking, strict=True)]
+    attacked.attacking = [np.zeros(len(one.clients), dtype=bool) for one in attacked.rounds]
+    result = replay(attacked, G2uardFL())
     assert result.refused < 0.06
     assert result.attacker_accepted == 0
     assert math.isnan(result.rand_index)
 
 
-def test_a_record_without_the_truth_says_only_who_would_be_refused():
-    record = Record.load(ATTACKED)
-    record.attacking = []
-    result = replay(record, aggregators.create("g2uardfl"))
+def test_a_record_without_the_truth_gives_the_share_of_refused_clients_only(attacked):
+    attacked.attacking = []
+    result = replay(attacked, G2uardFL())
     assert result.detection is None
     assert math.isnan(result.attacker_accepted)
     assert 0 < result.refused < 0.5
 
 
-def test_a_rule_that_cannot_decide_records_is_one_clear_error():
+def test_a_rule_that_cannot_decide_records_is_one_clear_error(attacked):
     with pytest.raises(ConfigError, match="krum cannot decide recorded rounds"):
-        replay(Record.load(QUIET), aggregators.create("krum"))
+        replay(attacked, create_for(attacked, "krum", {}))
 
 
-def test_a_run_is_recorded_with_the_truth_and_its_replay_decides_the_same(tmp_path):
-    settings = {"task": "digits", "attack": "randomized(pgd)", "rounds": 6, "defend_from": 3, "start": "scratch"}
-    config = RunConfig(**settings, engine="loop", defense="g2uardfl", defense_settings={"sketch_width": 256})
-    simulation = Simulation(config)
-    simulation.run([Recorder(tmp_path)])
-    record = Record.load(tmp_path / RECORD_FILE)
-    defended = simulation.records[2:]
-    assert [list(observation.clients) for observation in record.rounds] == [one["selected"] for one in defended]
-    for observation, truth, one in zip(record.rounds, record.attacking, defended, strict=True):
-        assert {c for c, attacks in zip(observation.clients, truth, strict=True) if attacks} == set(one["attacking"])
-    guard = aggregators.create("g2uardfl", sketch_width=256)
-    for observation, one in zip(record.rounds, defended, strict=True):
-        decisions = {str(client): verdict.decision for client, verdict in guard.judge(observation).items()}
-        assert decisions == {client: verdict["decision"] for client, verdict in one["verdicts"].items()}
+def test_a_resumed_run_cannot_be_recorded(tmp_path):
+    simulation, _ = recorded_run(tmp_path)
+    with pytest.raises(ConfigError, match="--record needs the whole run"):
+        Recorder(tmp_path).on_start(simulation)
 
 
-def test_the_command_prints_a_row_a_record_and_takes_settings():
-    program = str(Path(sys.executable).with_name("g2uardfl"))
-    command = [program, "replay", str(ATTACKED), str(QUIET), "--set", "least_evidence=20"]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "COLUMNS": "200"}, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("digits-") == 2
-    assert any("digits-" in line and line.count("100.00") == 3 for line in done.stdout.splitlines())
-    narrow = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "COLUMNS": "80"}, check=False)
-    assert all(one in narrow.stdout for one in (ATTACKED.stem, QUIET.stem, "rounds with an attacker accepted %"))
-    wrong = subprocess.run(
-        [*command[:-1], "no_such_setting=1"], capture_output=True, text=True, env={**os.environ}, check=False
-    )
-    assert wrong.returncode == 2
-    assert len(wrong.stderr.strip().splitlines()) == 1
-    assert "no_such_setting" in wrong.stderr
+@pytest.fixture
+def call(monkeypatch, capsys):
+    """Runs `g2uardfl replay` on a terminal of some width: exit status, output and error output."""
+
+    def run(*arguments: object, columns: int = 200) -> tuple[int, str, str]:
+        monkeypatch.setenv("COLUMNS", str(columns))
+        monkeypatch.setattr(sys, "argv", ["g2uardfl", "replay", *map(str, arguments)])
+        monkeypatch.setattr(sys, "path", [*sys.path])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        output, errors = capsys.readouterr()
+        return int(ended.value.code or 0), output, errors
+
+    return run
+
+
+def figures(output: str) -> list[str]:
+    """The cells of the only record, without its name and the seconds."""
+    (line,) = (line for line in output.splitlines() if "digits-" in line)
+    return [cell.strip() for cell in line.strip("│ ").split("│")][1:-1]
+
+
+def shown(record: Record, settings) -> list[str]:
+    """The cells that a replay with `settings` has to show."""
+    result = replay(record, create_for(record, "g2uardfl", settings))
+    found = result.detection
+    rates = (found.precision, found.recall, found.f1, found.benign_flagged, result.refused, result.attacker_accepted)
+    return [str(result.rounds), f"{result.rand_index:.2f}", *(f"{100 * rate:.2f}" for rate in rates)]
+
+
+@pytest.mark.slow
+def test_the_command_replays_with_recorded_settings_and_changes_those_it_is_given(call, digits_record, attacked):
+    status, output, _ = call(digits_record)
+    assert status == 0
+    assert figures(output) == shown(attacked, {})
+    changed = shown(attacked, {"outlier_z_score": 0.5})
+    assert figures(call(digits_record, "--set", "outlier_z_score=0.5")[1]) == changed != shown(attacked, {})
+
+
+def test_the_command_switches_to_another_profile(call, digits_record, attacked):
+    _, output, _ = call(digits_record, "--set", "profile=paper", "--set", "defense.score_percentile=10")
+    assert figures(output) == shown(attacked, {"profile": "paper", "score_percentile": 10})
+
+
+def test_the_command_prints_a_small_table_for_each_record_on_a_narrow_terminal(call, digits_record, tmp_path):
+    other = tmp_path / "other.npz"
+    other.write_bytes(digits_record.read_bytes())
+    _, output, _ = call(digits_record, other, columns=80)
+    assert all(text in output for text in (digits_record.parent.name, "other", "rounds with an attacker accepted %"))
+    assert all(len(line) <= 80 for line in output.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--set", "score_percentile=10"], "score_percentile is a setting of profile='paper'"),
+        (["--set", "profile=paper", "--set", "window=50"], "window is a setting of profile='default'"),
+        (["--set", "no_such_setting=1"], "no_such_setting"),
+        (["--defense", "krum"], "krum cannot decide recorded rounds"),
+    ],
+)
+def test_a_setting_or_rule_that_does_not_fit_is_one_line(call, digits_record, arguments, message):
+    status, _, errors = call(digits_record, *arguments)
+    assert status == 2
+    assert len(errors.strip().splitlines()) == 1
+    assert message in errors

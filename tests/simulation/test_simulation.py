@@ -195,6 +195,7 @@ def test_an_undefended_federation_learns_the_backdoor_from_black_box_attackers()
     assert summary["acc"] > 0.95
 
 
+@pytest.mark.slow
 def test_a_converged_start_is_trained_once_and_found_again(digits, tmp_path, monkeypatch):
     monkeypatch.setenv("G2UARDFL_CACHE", str(tmp_path))
     epochs = []
@@ -214,6 +215,7 @@ def test_the_start_is_kept_under_a_hash_of_what_it_depends_on(digits):
     assert start_key(digits, 0) != start_key(other, 0)
 
 
+@pytest.mark.slow
 def test_a_read_only_cache_does_not_stop_a_run(digits, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("G2UARDFL_CACHE", str(tmp_path / "file"))
@@ -304,6 +306,7 @@ def test_an_attack_takes_no_settings_it_does_not_know():
         attacks.create("black_box", strength=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["workers", "batched"])
 def test_every_engine_runs_the_same_rounds(engine):
     config = dataclasses.replace(SMALL, defense="fedavg", alpha=0.5, workers=2)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _HEADINGS = [
-    "rounds", "Rand index", "precision %", "recall %", "F1 %", "benign refused %", "refused %",
+    "rounds", "Rand index", "precision %", "recall %", "F1 %", "false positive rate %", "refused %",
     "rounds with an attacker accepted %", "seconds",
 ]  # fmt: skip
 
@@ -23,37 +23,38 @@ def register(app: typer.Typer) -> None:
 
 
 def replay(
-    records: Annotated[list[Path], typer.Argument(help="Files that `run --record` wrote.", metavar="RECORD...")],
-    defense: Annotated[str, typer.Option(help="A defence that can decide recorded rounds.")] = "g2uardfl",
+    records: Annotated[list[Path], typer.Argument(help="Files written by `run --record`.", metavar="RECORD...")],
+    defense: Annotated[str, typer.Option(help="The defence; it must be able to decide recorded rounds.")] = "g2uardfl",
     assignments: Annotated[
         list[str] | None,
         typer.Option("--set", help="A setting of the defence, e.g. profile=paper.", metavar="KEY=VALUE"),
     ] = None,
 ) -> None:
-    """Decide recorded rounds again, without training anything.
+    """Decide recorded rounds again, without training.
 
-    A guard takes the settings of the recorded run where it had the same profile, and --set on top of them.
+    The record of a g2uardfl run is replayed with the settings of that run, which gives the same decisions.
+
+    With --set one setting is changed; --set profile=NAME chooses another profile, with its default settings.
 
     Example: g2uardfl replay runs/*/record.npz --set min_evidence=20
     """
     from rich.console import Console
 
-    from .. import aggregators
     from ..defense.recording import Record
     from ..simulation.config import with_assignments
+    from ..simulation.replay import create_for
     from ..simulation.replay import replay as decide
-    from ..simulation.replay import with_recorded_settings
     from .progress import bar
 
     assigned = with_assignments({}, [f"defense.{one.removeprefix('defense.')}" for one in assignments or []])
     settings = assigned.get("defense_settings", {})
-    rows: dict[str, list[str]] = {}
     loaded = [Record.load(path) for path in records]
+    rules = [create_for(record, defense, settings) for record in loaded]
+    rows: dict[str, list[str]] = {}
     console = Console()
     with bar(console) as progress:
         task = progress.add_task("rounds", total=sum(len(record.rounds) for record in loaded), note="")
-        for path, record in zip(records, loaded, strict=True):
-            rule = aggregators.create(defense, **with_recorded_settings(record, settings))
+        for path, record, rule in zip(records, loaded, rules, strict=True):
             result = decide(record, rule, lambda: progress.advance(task))
             found = result.detection
             detected = [found.precision, found.recall, found.f1, found.benign_flagged] if found else [math.nan] * 4
@@ -67,10 +68,14 @@ def replay(
 
 
 def _print(console: Console, title: str, rows: dict[str, list[str]]) -> None:
-    """A row for each record, or where that is too wide a small table for each."""
+    """One row for each record, or one small table for each where rows are too wide."""
     from rich.table import Table
 
-    names = {path: Path(path).parent.name if Path(path).name == "record.npz" else Path(path).stem for path in rows}
+    from ..simulation.recorder import RECORD_FILE
+
+    names = {
+        path: Path(path).resolve().parent.name if Path(path).name == RECORD_FILE else Path(path).stem for path in rows
+    }
     table = Table(title=title, title_justify="left")
     table.add_column("record", style="bold", no_wrap=True)
     for heading in _HEADINGS:

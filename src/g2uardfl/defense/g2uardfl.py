@@ -195,12 +195,14 @@ class G2uardFL(Guard):
         elimination_rate: float | None = None,
         **own_settings: Any,
     ) -> None:
-        given = {name: value for name, value in locals().items() if name in _KEYWORDS and value is not None}
+        arguments = dict(locals())
+        given = {name: value for name, value in arguments.items() if name in _KEYWORDS and value is not None}
         super().__init__(profile, seed, {**given, **own_settings})
 
     @classmethod
     def _with(cls: type[AnyGuard], configuration: Mapping[str, Any]) -> AnyGuard:
-        return cls(**configuration)
+        settings = dict(configuration)
+        return cls(settings.pop("profile"), seed=settings.pop("seed"), **settings)
 
 
 _KEYWORDS = G2uardFL.__init__.__annotations__.keys() - {"profile", "seed", "own_settings", "return"}

@@ -1,4 +1,4 @@
-"""`run --record`: what the defence saw of each round, and who attacked, in one file of the run directory."""
+"""`run --record`: what the first three stages of a guard see of each round, and who attacked, in one file."""
 
 from __future__ import annotations
 
@@ -16,16 +16,22 @@ RECORD_FILE = "record.npz"
 
 
 class Recorder(Callback):
-    """Records the rounds that the defence decides, and writes them with the truth when the run ends."""
+    """Records the rounds that the defence decides, and writes them with the truth when the run ends.
+
+    Parameters
+    ----------
+    path
+        The folder of `RECORD_FILE`.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def on_start(self, simulation: Simulation) -> None:
-        """Begin to record."""
+        """Start recording. ConfigError for a resumed run."""
         if simulation.records:
-            raise ConfigError("--record records a run from its first round on: it cannot be added to a resumed run")
-        # What this needs and does not find is reported now, not when a long run ends.
+            raise ConfigError("--record needs the whole run: leave it out when resuming, or start a new run")
+        # A config that cannot be written fails now, not when a long run ends.
         self._config = simulation.config.to_toml()
         self._recorder = RoundRecorder()
         simulation.observers.append(self._recorder)

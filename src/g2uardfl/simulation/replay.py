@@ -10,43 +10,55 @@ from typing import Any
 import numpy as np
 from sklearn.metrics import adjusted_rand_score
 
+from .. import aggregators
 from ..aggregators.base import Aggregator
 from ..core.errors import ConfigError
+from ..defense.guard import Guard
 from ..defense.recording import Record
 from .metrics import Detection
 
 
 @dataclass(frozen=True)
 class Replay:
-    """What a defence made of a record."""
+    """The decisions of a defence on a record, in figures."""
 
     rounds: int
     refused: float
     """The share of all submissions that were refused."""
     detection: Detection | None
-    """None where the record does not tell who attacked; the next two are then NaN."""
+    """None where the record does not say who attacked; `rand_index` and `attacker_accepted` are then NaN."""
     rand_index: float
-    """The adjusted Rand index of who was refused against the truth, over the rounds that had attackers and others."""
+    """The mean adjusted Rand index of refused clients against attackers, over the rounds with attackers and others."""
     attacker_accepted: float
     """The share of rounds in which an attacker was accepted."""
     seconds: float
 
 
+def create_for(record: Record, defense: str, settings: Mapping[str, Any]) -> Aggregator:
+    """The rule that decides a record: a guard with the recorded settings and `settings` on top, or another rule."""
+    if issubclass(aggregators.find(defense), Guard):
+        settings = with_recorded_settings(record, settings)
+    return aggregators.create(defense, **settings)
+
+
 def with_recorded_settings(record: Record, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of the recorded guard with `settings` on top; `settings` alone for another profile or rule."""
+    """The settings of the recorded guard with `settings` on top.
+
+    `settings` alone where they name another profile than the recorded one, or where the recorded rule is no guard.
+    """
     recorded = record.notes.get("defense") or {}
     profile = settings.get("profile", recorded.get("profile", "default"))
     return {**recorded, **settings} if recorded.get("profile") == profile else dict(settings)
 
 
 def replay(record: Record, defense: Aggregator, on_round: Callable[[], None] = lambda: None) -> Replay:
-    """Let `defense`, which must have a `judge` as the guard has, decide every round of `record` in turn."""
+    """Let `defense` decide every round of `record` in turn; it needs a method `judge` as the guard has."""
     judge = getattr(defense, "judge", None)
     if judge is None:
         raise ConfigError(
             f"{defense.name} cannot decide recorded rounds (it has no `judge`): replay g2uardfl with other settings"
         )
-    known = bool(record.attacking)
+    has_truth = bool(record.attacking)
     malicious = set(record.notes.get("malicious", ()))
     detection, indices, accepted_rounds, refused, judged = Detection(), [], 0, 0, 0
     began = time.perf_counter()
@@ -54,7 +66,7 @@ def replay(record: Record, defense: Aggregator, on_round: Callable[[], None] = l
         verdicts = judge(observation)
         flagged = {client for client, verdict in verdicts.items() if verdict.refused}
         refused, judged = refused + len(flagged), judged + len(verdicts)
-        if known:
+        if has_truth:
             truth = record.attacking[number]
             attacking = {client for client, one in zip(observation.clients, truth, strict=True) if one}
             behaving = malicious & set(observation.clients) - attacking
@@ -66,8 +78,8 @@ def replay(record: Record, defense: Aggregator, on_round: Callable[[], None] = l
     return Replay(
         rounds=len(record.rounds),
         refused=refused / judged if judged else 0.0,
-        detection=detection if known else None,
+        detection=detection if has_truth else None,
         rand_index=float(np.mean(indices)) if indices else float("nan"),
-        attacker_accepted=accepted_rounds / len(record.rounds) if known and record.rounds else float("nan"),
+        attacker_accepted=accepted_rounds / len(record.rounds) if has_truth and record.rounds else float("nan"),
         seconds=time.perf_counter() - began,
     )

@@ -25,11 +25,11 @@ def test_the_running_norm_is_the_mean_of_all_rounds_medians(rounds):
     assert running == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
-def test_the_first_rounds_median_replaces_whatever_was_there():
+def test_the_first_median_replaces_the_initial_value():
     assert average_median_norm(123.0, np.array([1.0, 2.0, 30.0]), 1) == 2.0
 
 
-def test_an_even_number_of_clients_has_its_median_between_the_two_in_the_middle():
+def test_the_median_of_an_even_number_of_clients_is_the_mean_of_the_middle_two():
     assert average_median_norm(0.0, np.array([1.0, 2.0, 4.0, 50.0]), 1) == 3.0
 
 
@@ -48,16 +48,16 @@ def test_clipped_updates_are_those_of_whole_clipped_models(seed, clients, limit)
 
 
 @given(norms_of_a_round, st.floats(0, 1e6))
-def test_no_update_is_longer_than_the_limit_and_none_is_lengthened(norms, limit):
+def test_no_norm_exceeds_the_limit_and_none_grows(norms, limit):
     factors = clip_factors(np.array(norms), limit)
     assert (factors >= 0).all()
     assert (factors <= 1).all()
     assert (factors * norms <= limit * (1 + 1e-12) + 1e-300).all()
 
 
-def test_an_update_at_the_limit_is_left_alone():
+def test_an_update_at_the_limit_is_not_clipped():
     assert clip_factors(np.array([2.0, 2.0000001]), 2.0)[0] == 1.0
 
 
-def test_zero_updates_under_a_limit_of_zero_are_left_alone_and_others_removed():
+def test_a_limit_of_zero_removes_all_updates_but_zero_ones():
     assert clip_factors(np.array([0.0, 3.0]), 0.0).tolist() == [1.0, 0.0]

@@ -1,4 +1,4 @@
-"""The graph's memory against momentum over complete matrices with a row and a column for every client."""
+"""The graph's memory against momentum over complete matrices that have a row and a column for every client."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def rounds_of(num_clients: int, seed: int, count: int = 8):
     relation_history=st.floats(0, 1),
     fade_absent=st.booleans(),
 )
-def test_the_graph_of_each_round_is_that_of_complete_matrices(
+def test_the_graph_of_each_round_equals_that_of_complete_matrices(
     num_clients, seed, attribute_history, relation_history, fade_absent
 ):
     memory = GraphMemory(fade_absent=fade_absent)
@@ -53,14 +53,14 @@ def test_a_newcomer_has_history_zero():
 @pytest.mark.parametrize(
     ("momentum", "second_round"), [("history", 0.1 * 0.9 + 0.9 * 3), ("printed", 0.9 * 0.1 + 0.1 * 3)]
 )
-def test_kappa_weighs_the_history_or_as_printed_the_new_values(momentum, second_round):
+def test_kappa_is_the_weight_of_the_history_or_as_printed_of_the_new_values(momentum, second_round):
     share, memory = history_share(0.1, momentum), GraphMemory()
     memory.smooth(1, [0], np.array([[1.0]]), np.zeros((1, 1)), share, share)
     rows, _ = memory.smooth(2, [0], np.array([[3.0]]), np.zeros((1, 1)), share, share)
     assert rows[0, 0] == pytest.approx(second_round)
 
 
-def test_kappa_zero_means_no_memory_or_as_printed_a_graph_that_never_changes():
+def test_a_kappa_of_zero_keeps_no_history_or_as_printed_nothing_new():
     now = np.array([[5.0]])
     for momentum, expected in (("history", 5.0), ("printed", 0.0)):
         share, memory = history_share(0.0, momentum), GraphMemory()
@@ -70,7 +70,7 @@ def test_kappa_zero_means_no_memory_or_as_printed_a_graph_that_never_changes():
 
 
 @pytest.mark.parametrize(("fade_absent", "kept"), [(False, 0.5), (True, 0.5**4)])
-def test_history_is_kept_while_a_client_is_away_unless_absence_fades_it(fade_absent, kept):
+def test_history_is_kept_while_a_client_is_absent_unless_it_fades(fade_absent, kept):
     memory, zero = GraphMemory(fade_absent=fade_absent), np.zeros((2, 1))
     memory.smooth(1, [0, 1], np.array([[2.0], [2.0]]), np.full((2, 2), 2.0), 0.5, 0.5)
     for number in (2, 3, 4):
@@ -81,7 +81,7 @@ def test_history_is_kept_while_a_client_is_away_unless_absence_fades_it(fade_abs
     assert rows[0, 0] == pytest.approx(0.5**4)
 
 
-def test_a_pair_that_never_met_has_no_history_though_both_clients_have():
+def test_a_pair_that_never_met_has_no_history_although_both_clients_have():
     memory, one = GraphMemory(), np.ones((1, 1))
     memory.smooth(1, [0], one, one, 0.5, 0.5)
     memory.smooth(2, [1], one, one, 0.5, 0.5)
@@ -90,7 +90,7 @@ def test_a_pair_that_never_met_has_no_history_though_both_clients_have():
     assert edges.tolist() == [[0.75, 0.5], [0.5, 0.75]]
 
 
-def test_what_is_handed_in_and_out_can_be_changed_without_changing_the_memory():
+def test_arrays_passed_in_and_returned_are_independent_of_the_memory():
     memory, attributes, edges = GraphMemory(), np.ones((2, 3)), np.ones((2, 2))
     rows, strengths = memory.smooth(1, [0, 1], attributes, edges, 0.5, 0.5)
     rows += 100
@@ -102,7 +102,7 @@ def test_what_is_handed_in_and_out_can_be_changed_without_changing_the_memory():
     assert strengths_again.tolist() == np.full((2, 2), 0.75).tolist()
 
 
-def test_a_number_and_a_name_that_look_alike_are_two_clients():
+def test_a_number_and_a_string_of_the_same_digits_are_two_clients():
     memory = GraphMemory()
     memory.smooth(1, [7, "7"], np.array([[1.0], [2.0]]), np.zeros((2, 2)), 0.5, 0.5)
     rows, _ = memory.smooth(2, ["7"], np.zeros((1, 1)), np.zeros((1, 1)), 0.5, 0.5)
@@ -119,7 +119,7 @@ def test_memory_grows_with_the_pairs_that_met_not_with_the_square_of_all_clients
     assert max(row.size for row, _ in memory.rows.values()) == 2
 
 
-def test_beyond_the_limit_whoever_was_seen_longest_ago_is_forgotten_first():
+def test_beyond_the_limit_the_client_seen_longest_ago_is_forgotten_first():
     memory, one = GraphMemory(limit=30), np.ones((1, 1))
     for number, client in enumerate(["old", "kept", "other", "kept", "new"], start=1):
         memory.smooth(number, [client], one, one, 0.5, 0.5)
@@ -137,7 +137,7 @@ def test_beyond_the_limit_the_pairs_that_met_longest_ago_are_forgotten_first():
     assert set(memory.edges) == {(0, 0), (0, 1), (1, 1), (4, 4), (4, 5), (5, 5)}
 
 
-def test_the_clients_of_one_round_are_remembered_even_when_they_are_more_than_the_limit():
+def test_the_clients_of_the_current_round_are_remembered_even_beyond_the_limit():
     memory = GraphMemory(limit=20)
     memory.smooth(1, list(range(5)), np.ones((5, 1)), np.ones((5, 5)), 0.5, 0.5)
     rows, _ = memory.smooth(2, list(range(5)), np.ones((5, 1)), np.ones((5, 5)), 0.5, 0.5)

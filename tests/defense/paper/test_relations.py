@@ -28,13 +28,13 @@ def random_round(clients: int, parameters: int = 20, seed: int = 0):
     return g + rng.uniform(0.1, 2, size=(clients, 1)) * rng.normal(size=(clients, parameters)), g
 
 
-def test_the_three_relations_are_angles_and_differences_of_norms():
+def test_the_three_relations_are_cosines_and_differences_of_norms():
     weights, g = random_round(6)
     for ours, expected in zip(raw_relations(products(weights, g)), reference.raw_relations(weights, g), strict=True):
         np.testing.assert_allclose(ours, expected, atol=1e-12)
 
 
-def test_the_relations_of_three_clients_are_those_worked_by_hand():
+def test_the_relations_of_three_clients_worked_by_hand():
     g = np.zeros(2)
     angles, weight_differences, update_differences = raw_relations(products([[1, 0], [0, 2], [-3, 0]], g))
     np.testing.assert_allclose(angles, [[1, 0.5, 0], [0.5, 1, 0.5], [0, 0.5, 1]], atol=1e-12)
@@ -51,22 +51,24 @@ def test_the_adjacency_matrix_is_the_mean_of_the_three_scaled_relations(clients,
     )
 
 
-def test_printed_edges_are_the_exponential_of_minus_the_similar_ones():
+def test_printed_edges_are_the_exponential_of_minus_the_similarity():
     normalised = np.random.default_rng(0).normal(size=(5, 5)) * 3
     np.testing.assert_allclose(
         edge_strengths(normalised, "printed"), np.exp(-edge_strengths(normalised, "similarity")), rtol=1e-14
     )
 
 
-@pytest.mark.parametrize(("scaling", "stranger", "twin"), [("similarity", 0.0, 1.0), ("printed", 1.0, np.exp(-1))])
-def test_strangers_and_twins_get_the_strength_their_scaling_gives_them(scaling, stranger, twin):
+@pytest.mark.parametrize(
+    ("scaling", "dissimilar", "identical"), [("similarity", 0.0, 1.0), ("printed", 1.0, np.exp(-1))]
+)
+def test_dissimilar_and_identical_clients_have_the_extreme_strengths(scaling, dissimilar, identical):
     strengths = edge_strengths(np.array([-40.0, -1e-9, 40.0]), scaling)
-    np.testing.assert_allclose(strengths, [stranger, stranger, twin])
+    np.testing.assert_allclose(strengths, [dissimilar, dissimilar, identical])
 
 
 @pytest.mark.parametrize(("scaling", "strength"), [("similarity", 0.0), ("printed", 1.0)])
 @pytest.mark.parametrize("clients", [1, 4])
-def test_identical_clients_have_edges_that_do_not_vary(clients, scaling, strength):
+def test_identical_clients_have_equal_edges(clients, scaling, strength):
     weights, g = random_round(1)
     found = adjacency(products(np.repeat(weights, clients, axis=0), g), scaling)
     assert found.tolist() == [[strength] * clients] * clients
@@ -81,19 +83,19 @@ def test_models_of_zeros_give_the_papers_edges():
     weights, _ = random_round(4)
     weights[1] = 0.0
     np.testing.assert_allclose(
-        adjacency(products(weights, np.zeros(20))), _relations_where_zero_is_its_own_twin(weights), atol=1e-9
+        adjacency(products(weights, np.zeros(20))), _relations_with_cosine_zero_for_the_zero_vector(weights), atol=1e-9
     )
 
 
-def _relations_where_zero_is_its_own_twin(weights):
-    """A vector of no length has no angle, not even with itself: the library has cosine 0 there, the matrix a 1."""
+def _relations_with_cosine_zero_for_the_zero_vector(weights):
+    """A zero vector has no cosine, not even with itself: the library has 0 there, the reference 1."""
     e1, e2, e3 = reference.raw_relations(weights, np.zeros(20))
     e1[1, 1] = 0.5
     scaled = [reference.z_score_matrix(e1), -reference.z_score_matrix(e2), -reference.z_score_matrix(e3)]
     return np.mean([np.tanh(np.maximum(matrix, 0)) for matrix in scaled], axis=0)
 
 
-def test_relations_of_tiny_updates_on_large_weights_survive_float32():
+def test_relations_of_tiny_updates_on_large_weights_are_exact_in_float32():
     rng = np.random.default_rng(0)
     g = rng.normal(size=2000)
     g = (50 * g / np.linalg.norm(g)).astype(np.float32)
@@ -103,7 +105,7 @@ def test_relations_of_tiny_updates_on_large_weights_survive_float32():
     np.testing.assert_allclose(adjacency(products(weights, g, np.float32)), expected, atol=1e-4)
 
 
-def test_two_colluding_clients_are_tied_to_each_other_more_than_to_the_rest():
+def test_two_colluding_clients_are_connected_to_each_other_and_not_to_the_rest():
     rng = np.random.default_rng(0)
     g = rng.normal(size=50)
     weights = g + 0.1 * rng.normal(size=(8, 50))
@@ -115,7 +117,7 @@ def test_two_colluding_clients_are_tied_to_each_other_more_than_to_the_rest():
 
 @settings(max_examples=30, deadline=None)
 @given(clients=st.integers(1, 8), seed=st.integers(0, 2**32 - 1), scaling=st.sampled_from(SCALINGS))
-def test_edges_are_symmetric_between_zero_and_one_and_follow_the_clients_order(clients, seed, scaling):
+def test_edges_are_symmetric_and_between_zero_and_one_in_any_order_of_clients(clients, seed, scaling):
     weights, g = random_round(clients, 12, seed)
     edges = adjacency(products(weights, g), scaling)
     order = np.random.default_rng(seed).permutation(clients)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from g2uardfl.defense.paper.clustering import Clustering
+from g2uardfl.defense.paper.autoencoder import LatentClusters
 from g2uardfl.defense.paper.scoring import (
-    Filtering,
+    ClusterFilter,
     ScoreBook,
     cluster_scores,
     filter_clients,
@@ -21,20 +21,19 @@ from g2uardfl.defense.paper.scoring import (
 from helpers import reference
 
 
-def clustering_of(latent, centres) -> Clustering:
+def clusters_of(latent, centres) -> LatentClusters:
     latent, centres = np.asarray(latent, float), np.asarray(centres, float)
-    soft = reference.soft_assignment(latent, centres)
-    return Clustering(latent, centres, soft, soft.argmax(axis=1))
+    return LatentClusters.of(latent, centres, reference.soft_assignment(latent, centres))
 
 
-def on_a_line(*positions: float, centres=(0.0, 10.0)) -> Clustering:
+def on_a_line(*positions: float, centres=(0.0, 10.0)) -> LatentClusters:
     """Clients on a line; the cluster of each is the nearest centre."""
-    return clustering_of(np.array(positions)[:, None], np.array(centres)[:, None])
+    return clusters_of(np.array(positions)[:, None], np.array(centres)[:, None])
 
 
-def filtered(clustering: Clustering, scores, size_weight=0.3, score_percentile=25.0, distance_percentile=75.0):
+def filtered(clusters: LatentClusters, scores, size_weight=0.3, score_percentile=25.0, distance_percentile=75.0):
     return filter_clients(
-        clustering,
+        clusters,
         np.asarray(scores, float),
         size_weight=size_weight,
         score_percentile=score_percentile,
@@ -58,7 +57,7 @@ random_rounds = given(
 
 def random_round(clients, clusters, seed):
     rng = np.random.default_rng(seed)
-    return clustering_of(rng.normal(size=(clients, 2)), rng.normal(size=(clusters, 2))), rng.normal(size=clients) / 10
+    return clusters_of(rng.normal(size=(clients, 2)), rng.normal(size=(clusters, 2))), rng.normal(size=clients) / 10
 
 
 @given(
@@ -82,12 +81,12 @@ def test_a_clusters_score_is_its_share_of_the_clients_and_its_members_mean_score
 
 @settings(max_examples=150, deadline=None)
 @random_rounds
-def test_who_is_benign_and_who_malicious_is_decided_as_in_the_paper(clients, clusters, seed, alpha1, alpha2, kappa3):
-    clustering, scores = random_round(clients, clusters, seed)
+def test_accepted_and_malicious_clients_are_the_papers_sets(clients, clusters, seed, alpha1, alpha2, kappa3):
+    found, scores = random_round(clients, clusters, seed)
     best, plus, minus, _ = reference.pick_clients(
-        clustering.latent, clustering.centres, clustering.soft, scores, kappa3=kappa3, alpha1=alpha1, alpha2=alpha2
+        found.latent, found.centres, found.soft, scores, kappa3=kappa3, alpha1=alpha1, alpha2=alpha2
     )
-    ours = filtered(clustering, scores, kappa3, alpha1, alpha2)
+    ours = filtered(found, scores, kappa3, alpha1, alpha2)
     assert ours.benign_cluster == best
     assert members(ours.accepted) == plus
     assert members(ours.malicious) == minus
@@ -95,7 +94,7 @@ def test_who_is_benign_and_who_malicious_is_decided_as_in_the_paper(clients, clu
 
 @settings(max_examples=100, deadline=None)
 @random_rounds
-def test_somebody_is_always_accepted_and_nobody_is_both_accepted_and_malicious(
+def test_at_least_one_client_is_accepted_and_none_is_accepted_and_malicious(
     clients, clusters, seed, alpha1, alpha2, kappa3
 ):
     ours = filtered(*random_round(clients, clusters, seed), kappa3, alpha1, alpha2)
@@ -103,69 +102,69 @@ def test_somebody_is_always_accepted_and_nobody_is_both_accepted_and_malicious(
     assert not (ours.accepted & ours.malicious).any()
 
 
-def test_a_larger_cluster_wins_where_records_are_equal():
+def test_of_equal_scores_the_larger_cluster_is_benign():
     found = filtered(on_a_line(0, 0, 0, 10), [0.1] * 4)
     assert members(found.accepted) == {0, 1, 2}
     assert members(found.malicious) == {3}
 
 
-def test_a_good_record_wins_over_size():
+def test_good_scores_outweigh_size():
     found = filtered(on_a_line(0, 0, 0, 10), [-0.5, -0.5, -0.5, 0.5])
     assert members(found.accepted) == {3}
     assert members(found.malicious) == {0, 1, 2}
 
 
-def test_the_size_weight_decides_what_size_is_worth_beside_the_record():
-    clustering, scores = on_a_line(0, 0, 0, 10), [0.0, 0.0, 0.0, 0.2]
-    assert members(filtered(clustering, scores, size_weight=0.3).malicious) == {0, 1, 2}
-    assert members(filtered(clustering, scores, size_weight=0.5).malicious) == {3}
+def test_the_size_weight_weighs_size_against_scores():
+    clusters, scores = on_a_line(0, 0, 0, 10), [0.0, 0.0, 0.0, 0.2]
+    assert members(filtered(clusters, scores, size_weight=0.3).malicious) == {0, 1, 2}
+    assert members(filtered(clusters, scores, size_weight=0.5).malicious) == {3}
 
 
-def test_clusters_between_the_best_and_the_worst_are_neither():
+def test_clusters_between_the_best_and_the_worst_are_held_out():
     found = filtered(on_a_line(0, 0, 0, 10, 10, 20, centres=(0, 10, 20)), [0.0] * 6)
     assert members(found.accepted) == {0, 1, 2}
     assert members(found.malicious) == {5}
 
 
-def test_one_cluster_holding_everybody_is_not_malicious():
+def test_a_single_cluster_of_all_clients_is_not_malicious():
     found = filtered(on_a_line(0, 0.1, 0.2, 0.3), [0.1, -0.2, 0.3, -0.4])
     assert found.malicious_cluster is None
     assert not found.malicious.any()
     assert found.accepted.any()
 
 
-def test_an_empty_cluster_is_neither_the_best_nor_the_worst():
+def test_an_empty_cluster_is_neither_benign_nor_malicious():
     found = filtered(on_a_line(0, 0, 0, 10, centres=(0, 10, 500)), [-9.0, -9.0, -9.0, -9.0])
     assert found.benign_cluster == 0
     assert found.malicious_cluster == 1
 
 
-def test_nobody_is_accused_when_two_clusters_score_the_same():
+def test_no_client_is_flagged_where_two_clusters_have_the_same_score():
     found = filtered(on_a_line(0, 0, 10, 10), [0.25, 0.25, 0.25, 0.25])
     assert found.malicious_cluster is None
     assert not found.malicious.any()
     assert members(found.accepted) == {0, 1}
 
 
-def test_members_with_a_poor_record_are_held_out_of_the_benign_cluster():
+def test_members_of_the_benign_cluster_with_low_scores_are_held_out():
     found = filtered(on_a_line(0, 0, 0, 0, 10), [0.5, 0.5, 0.5, 0.1, 0.1], distance_percentile=100)
     assert members(found.accepted) == {0, 1, 2, 3}
     found = filtered(on_a_line(0, 0, 0, 0, 10), [0.5, 0.5, 0.5, 0.1, 0.2], distance_percentile=100)
     assert members(found.accepted) == {0, 1, 2}
 
 
-def test_the_limit_for_records_is_taken_over_all_selected_clients_not_over_the_cluster():
+def test_the_score_percentile_is_that_of_all_selected_clients_not_of_the_cluster():
     scores = [0.9, 0.8, 0.7, 0.6, -0.9, -0.9, -0.9]
     found = filtered(on_a_line(0, 0, 0, 0, 10, 10, 10), scores)
     assert members(found.accepted) == {0, 1, 2, 3}  # within the cluster, the one with 0.6 would fall below
 
 
-def test_members_far_from_the_centre_are_held_out_of_the_benign_cluster():
+def test_members_of_the_benign_cluster_far_from_its_centre_are_held_out():
     found = filtered(on_a_line(0, 0.1, 0.2, 0.3, 10), [0.1] * 5, distance_percentile=75)
     assert members(found.accepted) == {0, 1, 2}
 
 
-def test_when_nobody_passes_both_limits_the_member_nearest_the_centre_does():
+def test_if_no_member_meets_both_limits_the_one_nearest_the_centre_is_accepted():
     found = filtered(on_a_line(0.3, 0.1, 0.2, 10), [0.9, 0.1, 0.8, 0.0], score_percentile=100, distance_percentile=0)
     assert members(found.accepted) == {1}
 
@@ -173,22 +172,22 @@ def test_when_nobody_passes_both_limits_the_member_nearest_the_centre_does():
 @pytest.mark.parametrize("rule", ["printed", "signed"])
 @settings(max_examples=60, deadline=None)
 @given(clients=st.integers(1, 10), seed=st.integers(0, 2**32 - 1), kappa4=st.floats(0.01, 1))
-def test_scores_move_as_the_rule_says(rule, clients, seed, kappa4):
-    clustering, scores = random_round(clients, 3, seed)
-    filtering = filtered(clustering, scores)
+def test_scores_move_by_the_equation_of_the_rule(rule, clients, seed, kappa4):
+    clusters, scores = random_round(clients, 3, seed)
+    filtering = filtered(clusters, scores)
     plus, minus = members(filtering.accepted), members(filtering.malicious)
-    confidence = clustering.soft[:, filtering.benign_cluster]
+    confidence = clusters.soft[:, filtering.benign_cluster]
     np.testing.assert_allclose(
-        updated_scores(scores, filtering, clustering.soft, kappa4, rule),
+        updated_scores(scores, filtering, clusters.soft, kappa4, rule),
         reference.updated_scores(scores, plus, minus, confidence, kappa4, rule),
         atol=1e-14,
     )
 
 
-def one_of_each() -> tuple[Filtering, np.ndarray]:
+def one_of_each() -> tuple[ClusterFilter, np.ndarray]:
     """Client 0 accepted with confidence 0.8, client 1 held out, client 2 malicious."""
     mask = np.array
-    filtering = Filtering(0, 1, mask([True, False, False]), mask([False, False, True]))
+    filtering = ClusterFilter(0, 1, mask([True, False, False]), mask([False, False, True]))
     return filtering, np.array([[0.8, 0.2], [0.6, 0.4], [0.1, 0.9]])
 
 
@@ -201,12 +200,12 @@ def one_of_each() -> tuple[Filtering, np.ndarray]:
         ("signed", -0.2, [-0.2 + 0.5 * 1.2 * 0.8, -0.2, -0.6]),
     ],
 )
-def test_one_step_of_each_rule_is_the_one_worked_by_hand(rule, start, expected):
+def test_one_step_of_each_rule_worked_by_hand(rule, start, expected):
     assert updated_scores(np.full(3, start), *one_of_each(), 0.5, rule).tolist() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("rule", "turns"), [("printed", False), ("signed", True)])
-def test_a_flagged_client_loses_its_positive_sign_under_the_signed_rule_alone(rule, turns):
+def test_the_score_of_a_flagged_client_becomes_negative_under_the_signed_rule_alone(rule, turns):
     scores = np.full(3, 0.03)
     for _ in range(20):
         scores = updated_scores(scores, *one_of_each(), 0.5, rule)
@@ -214,7 +213,7 @@ def test_a_flagged_client_loses_its_positive_sign_under_the_signed_rule_alone(ru
     assert np.abs(scores).max() <= 1 or rule == "printed"
 
 
-def test_updating_scores_leaves_the_old_ones_as_they_were():
+def test_updating_scores_does_not_change_the_old_ones():
     scores = np.array([0.1, 0.2, 0.3])
     updated_scores(scores, *one_of_each(), 0.5)
     assert scores.tolist() == [0.1, 0.2, 0.3]
@@ -232,7 +231,7 @@ def eager(first: dict, rounds, normalise=True) -> list[dict]:
 
 
 @pytest.mark.parametrize("normalise", [True, False])
-def test_normalising_only_those_who_come_back_gives_the_scores_of_normalising_everybody(normalise):
+def test_normalising_on_return_gives_the_scores_of_normalising_every_round(normalise):
     rng = np.random.default_rng(0)
     clients = list(range(10))
     rounds = [{c: rng.normal() for c in clients}]  # all are seen in the first round
@@ -246,13 +245,13 @@ def test_normalising_only_those_who_come_back_gives_the_scores_of_normalising_ev
     assert book.read(clients, len(rounds) + 1).tolist() == pytest.approx(list(expected[-1].values()))
 
 
-def test_the_score_of_a_client_not_seen_yet_is_normalised_every_round_like_all_others():
+def test_the_first_score_of_a_late_client_is_normalised_every_round_before():
     first = initial_score("late", 0)
     expected = eager({"late": first}, [{}] * 300)[-1]["late"]
     assert ScoreBook(seed=0).read(["late"], 301)[0] == pytest.approx(expected, rel=1e-9)
 
 
-def test_what_write_returns_is_what_the_next_round_reads():
+def test_the_next_round_reads_what_write_returned():
     book = ScoreBook(seed=0)
     kept = book.write(["a", "b"], np.array([0.5, -2.0]), 4)
     assert kept.tolist() == pytest.approx([math.tanh(0.5), math.tanh(-2.0)])
@@ -275,7 +274,7 @@ def test_a_first_score_depends_on_the_id_and_the_seed_alone():
     assert initial_score("new", 5) != initial_score("old", 5)
 
 
-def test_a_number_and_a_name_that_look_alike_draw_different_first_scores():
+def test_a_number_and_a_string_of_the_same_digits_draw_different_first_scores():
     assert initial_score(7, 0) != initial_score("7", 0)
 
 
@@ -291,7 +290,7 @@ def test_first_scores_are_normal_with_a_thousandth_as_variance_or_as_deviation(i
     assert (np.abs(draws) < deviation).mean() == pytest.approx(0.683, abs=0.05)
 
 
-def test_the_two_readings_of_the_first_score_differ_by_their_deviation_alone():
+def test_the_two_readings_of_the_first_score_differ_by_a_factor():
     for client in range(5):
         ratio = initial_score(client, 3, "variance") / initial_score(client, 3, "deviation")
         assert ratio == pytest.approx(math.sqrt(1e-3) / 1e-3)

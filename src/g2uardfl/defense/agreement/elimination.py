@@ -137,6 +137,8 @@ class RollbackAndElimination(Elimination[SubmissionGraph, AgreementJudgement]):
 
         Rounds in which all others learnt the same, in that round or the one before, are not undone: too much is lost.
         """
+        if not self.settings.rollback:
+            return None
         rounds, malicious = evidence.rounds, judgement.membership > _CERTAIN
         self.snapshots.forget(before=int(rounds.min()))
         accepted = evidence.accepted.copy()
@@ -209,8 +211,8 @@ class RollbackAndElimination(Elimination[SubmissionGraph, AgreementJudgement]):
 
     def state(self) -> SavedState:
         """Snapshots, and what was removed."""
-        removed = {} if self.removed is None else {"removed": self.removed.cpu().numpy()}
-        parts = {"snapshots": self.snapshots.state(), "last": SavedState({}, removed)}
+        vector = {} if self.removed is None else {"removed": self.removed.cpu().numpy()}
+        parts = {"snapshots": self.snapshots.state(), "last": SavedState({"removed": bool(vector)}, vector)}
         return SavedState.joined(parts, {"memory": asdict(self.memory)})
 
     def restore(self, state: SavedState) -> None:
@@ -218,8 +220,8 @@ class RollbackAndElimination(Elimination[SubmissionGraph, AgreementJudgement]):
         self.snapshots.restore(state.part("snapshots"))
         saved = state.values["memory"]
         self.memory = _Memory(**{item.name: saved[item.name] for item in fields(_Memory)})
-        removed = state.part("last").arrays.get("removed")
-        self.removed = None if removed is None else torch.from_numpy(removed)
+        last = state.part("last")
+        self.removed = torch.from_numpy(last.arrays["removed"]) if last.values["removed"] else None
 
 
 def _rolled_back(snapshot: Snapshot) -> Event:

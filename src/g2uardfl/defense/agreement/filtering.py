@@ -31,7 +31,7 @@ _SIMILAR = 2.0
 class FilteringSettings:
     """Settings of suspicion and reputation."""
 
-    outlier_z_score: float = number(4.0, 0, math.inf)
+    outlier_z_score: float = number(4.0, 0, math.inf, above=True)
     """The robust z-score of norm or peak above which an update is an outlier."""
     reputation_weight: float = number(3.0, 0, 100)
     """What a benign score of -1 adds to the log-odds of a suspicion."""
@@ -178,7 +178,8 @@ class ReputationFiltering(Filtering[SubmissionGraph, SubmissionPrior, CommunityC
 
     def state(self) -> SavedState:
         """Reputations and the shapes of accepted updates."""
-        return SavedState.joined({"reputation": self.reputation.state()}, {"shapes": self.history.seen})
+        shapes = [list(shape) for shape in self.history.seen]
+        return SavedState.joined({"reputation": self.reputation.state()}, {"shapes": shapes})
 
     def restore(self, state: SavedState) -> None:
         """Continue with saved reputations."""

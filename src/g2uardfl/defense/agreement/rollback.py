@@ -69,7 +69,7 @@ class Snapshots:
 
     def state(self) -> SavedState:
         """All snapshots."""
-        values: dict[str, Any] = {"snapshots": [[list(one.rounds), one.number] for one in self.kept]}
+        values = {"snapshots": [[list(one.rounds), one.number, sorted(one.model.buffers)] for one in self.kept]}
         arrays: dict[str, npt.NDArray[Any]] = {}
         for place, one in enumerate(self.kept):
             arrays[f"{place}.vector"] = one.model.vector.cpu().numpy()
@@ -82,12 +82,7 @@ class Snapshots:
     def restore(self, state: SavedState) -> None:
         """Continue with saved snapshots."""
         self.kept = []
-        for place, (rounds, number) in enumerate(state.values["snapshots"]):
-            start = f"{place}.buffer."
-            buffers = {
-                name[len(start) :]: torch.from_numpy(np.array(array))
-                for name, array in state.arrays.items()
-                if name.startswith(start)
-            }
+        for place, (rounds, number, names) in enumerate(state.values["snapshots"]):
+            buffers = {name: torch.from_numpy(np.array(state.arrays[f"{place}.buffer.{name}"])) for name in names}
             vector = torch.from_numpy(state.arrays[f"{place}.vector"])
             self.kept.append(Snapshot(tuple(rounds), int(number), FlatModel(vector, buffers)))

@@ -1,13 +1,13 @@
 """Client attributes: statistics of a client's weights and updates (Graph Construction, first half).
 
-Nine measures of one vector (Table "Measures of statistical characteristics", without the cosine) and the cosine of
-two give 19 model-wise features and 29 features for each layer:
+Nine measures of a vector (Table "Measures of statistical characteristics", without the cosine) and the cosine
+similarity of two vectors give 19 features of the model and 29 features of each layer:
 
 - model-wise, X1: the nine measures of the weights w and of the update Δw, and cos(w, g);
 - layer-wise, X2: the same for each layer, cos(Δw, Δw_previous), and the nine measures of Δw - Δw_previous.
 
-Δw_previous is the client's update of the round before. A client that was absent then has none, and the last step of
-the global model, G^r - G^{r-1}, stands in.
+Δw_previous is the client's update of the previous round. For a client that was absent, the last step of the global
+model, G^r - G^{r-1}, replaces it.
 """
 
 from __future__ import annotations
@@ -35,15 +35,19 @@ MEASURES = (
     "95th percentile",
 )
 _QUANTILES = (0.5, 0.05, 0.95)
-_BLOCK = 1 << 20
-"""How many numbers of the updates are looked at together."""
-_GPU_BLOCK = 1 << 27
+"""The quantiles among `MEASURES`, in the same order."""
+_BLOCK_SIZE = 1 << 20
+"""The number of values of the updates in one task on a CPU: 4 MiB in float32. Smaller blocks keep intermediate results
+small and share the work evenly among threads; larger ones have less overhead."""
+_GPU_BLOCK_SIZE = 1 << 27
+"""The number of values of the updates in one task on a GPU: 512 MiB in float32. Larger blocks need fewer kernel
+launches and more memory."""
 
 
 def measures(rows: Tensor) -> Array:
     """The nine measures of each row, in the order of `MEASURES`: (clients x n) -> (clients x 9).
 
-    The standard deviation is the population's, and percentiles interpolate linearly, as NumPy does.
+    Standard deviation and percentiles are NumPy's defaults: the population's deviation, and linear interpolation.
 
     >>> dict(zip(MEASURES, measures(torch.tensor([[3.0, 4.0]]))[0].tolist()))["norm"]
     5.0
@@ -58,32 +62,31 @@ def client_attributes(
     layers: Sequence[Layer],
     products: InnerProducts,
 ) -> Array:
-    """The raw attributes of each client: (clients x (19 + 29 layers)), columns as in `attribute_names`.
+    """The raw attributes of each client: (clients x (19 + 29 layers)), with the columns of `attribute_names`.
 
     Parameters
     ----------
     updates
-        Δw, one row a client.
+        Δw, with one row for each client.
     global_vector
-        g, the flattened global model the clients started from.
+        g, the flat global model at the start of the round.
     previous
-        For each client its Δw_previous as a flat vector (zeros in the very first round).
+        For each client Δw_previous as a flat vector (zeros in the first round).
     layers
-        The model's layers and their columns.
+        The layers of the model.
     products
-        The inner products of this round, from which lengths and angles are taken.
+        The inner products of this round, which supply norms and cosines.
     """
     global_sums = [float(global_vector[layer.columns].sum(dtype=torch.float64)) for layer in layers]
     squares = np.diagonal(products.uu, axis1=1, axis2=2)
 
-    def of_clients(some: slice) -> Array:
-        parts = (products.gg, products.gu[:, some], squares[:, some])
-        return _attributes(updates[some], global_vector, global_sums, previous[some], layers, *parts)
+    def of_block(clients: slice) -> Array:
+        parts = (products.gg, products.gu[:, clients], squares[:, clients])
+        return _attributes(updates[clients], global_vector, global_sums, previous[clients], layers, *parts)
 
-    # A few clients at a time: what is computed on the way stays small, and a CPU's cores share the work.
-    step = max(1, (_BLOCK if updates.device.type == "cpu" else _GPU_BLOCK) // updates.shape[1])
+    step = max(1, (_BLOCK_SIZE if updates.device.type == "cpu" else _GPU_BLOCK_SIZE) // updates.shape[1])
     blocks = [slice(start, start + step) for start in range(0, len(updates), step)]
-    return np.concatenate(list(in_parallel(of_clients, blocks)))
+    return np.concatenate(list(in_parallel(of_block, blocks)))
 
 
 def _attributes(
@@ -96,7 +99,7 @@ def _attributes(
     gu: Array,
     uu: Array,
 ) -> Array:
-    """The attributes of some clients; `gg`, `gu` and `uu` are their squared lengths and products, for each layer."""
+    """The attributes of a block of clients; `gg`, `gu` and `uu` are squared norms and inner products for each layer."""
     layer_features, weight_moments, update_moments = [], [], []
     gw, ww = gg[:, None] + gu, gg[:, None] + 2 * gu + uu
     weights = updates + global_vector
@@ -104,7 +107,8 @@ def _attributes(
         u, w = updates[:, layer.columns], weights[:, layer.columns]
         p = torch.stack([row[layer.columns] for row in previous])
         update_moments.append(_moments(u, squares=uu[index]))
-        # Near convergence clients differ in the last digits of their weights: sums and lengths come from the parts.
+        # Near convergence the weights of clients differ only in their last digits. Sums and norms that are computed
+        # from global model and update keep these digits; sums over float32 weights would lose them.
         weight_moments.append(_moments(w, total=global_sums[index] + update_moments[-1].total, squares=ww[index]))
         layer_features += [
             _arrange(weight_moments[-1], row_quantiles(w, _QUANTILES)),
@@ -122,40 +126,44 @@ def _attributes(
 
 
 def attribute_names(layers: Sequence[str]) -> list[str]:
-    """What each column of `client_attributes` is, in words."""
+    """A description of each column of `client_attributes`."""
 
     def of(vector: str, where: str) -> list[str]:
         return [f"{measure} of {vector}{where}" for measure in MEASURES]
 
-    names = [*of("the weights", ""), *of("the update", ""), "angle between the weights and the global model"]
+    names = [*of("the weights", ""), *of("the update", ""), "cosine similarity of the weights and the global model"]
     for layer in layers:
         where = f" in layer {layer}"
         names += of("the weights", where) + of("the update", where)
-        names += [f"angle between the weights and the global model{where}"]
-        names += [f"angle between the update and the previous one{where}"]
+        names += [f"cosine similarity of the weights and the global model{where}"]
+        names += [f"cosine similarity of the update and the previous one{where}"]
         names += of("the change of the update since the previous one", where)
     return names
 
 
 def normalised_attributes(raw: Array) -> Array:
-    """Z-scores of each column over the clients of the round; a column that does not vary becomes 0."""
+    """Z-scores of each column over the clients of the round; 0 in a constant column."""
     return z_scores(raw, axis=0)
 
 
 @dataclass(frozen=True)
 class _Moments:
-    """What joins over layers without a second look: for each row its sum, sum of squares, spread and extremes."""
+    """Statistics of each row that can be combined over layers without reading the values again."""
 
     count: int
+    """The number of columns."""
     total: Array
+    """The sum."""
     squares: Array
-    spread: Array
-    """The sum of squared differences from the mean."""
-    low: Array
-    high: Array
+    """The sum of squares."""
+    squared_deviations: Array
+    """The sum of squared deviations from the mean."""
+    minimum: Array
+    maximum: Array
 
 
 def _moments(rows: Tensor, total: Array | None = None, squares: Array | None = None) -> _Moments:
+    """The moments of each row; `total` and `squares` replace sums that are known more precisely."""
     count = rows.shape[1]
     if total is None:
         total = _float64(rows.sum(dim=1))
@@ -163,16 +171,16 @@ def _moments(rows: Tensor, total: Array | None = None, squares: Array | None = N
         squares = _float64(torch.linalg.vector_norm(rows, dim=1)) ** 2
     squares = np.maximum(squares, 0)
     mean = total / count
-    spread = squares - count * mean**2
-    # Where the mean dominates, the difference of two large numbers is worthless: look again, at the centred rows.
-    for row in np.flatnonzero(~(spread > 0.5 * squares)):
+    deviations = squares - count * mean**2
+    # Where the mean dominates, this difference of two large numbers loses digits, so it is computed from centred rows.
+    for row in np.flatnonzero(~(deviations > 0.5 * squares)):
         exact = rows[row].double()
-        spread[row] = float((exact - exact.mean()).square().sum())
-    return _Moments(count, total, squares, spread, _float64(rows.amin(dim=1)), _float64(rows.amax(dim=1)))
+        deviations[row] = float((exact - exact.mean()).square().sum())
+    return _Moments(count, total, squares, deviations, _float64(rows.amin(dim=1)), _float64(rows.amax(dim=1)))
 
 
 def _join(parts: Sequence[_Moments]) -> _Moments:
-    """The moments of concatenated rows from those of the parts (spread by the parallel variance formula)."""
+    """The moments of concatenated rows from the moments of the parts, by the parallel variance formula."""
     count = sum(part.count for part in parts)
     total = np.sum([part.total for part in parts], axis=0)
     between = np.sum([part.count * (part.total / part.count - total / count) ** 2 for part in parts], axis=0)
@@ -180,19 +188,20 @@ def _join(parts: Sequence[_Moments]) -> _Moments:
         count,
         total,
         np.sum([part.squares for part in parts], axis=0),
-        np.sum([part.spread for part in parts], axis=0) + between,
-        np.min([part.low for part in parts], axis=0),
-        np.max([part.high for part in parts], axis=0),
+        np.sum([part.squared_deviations for part in parts], axis=0) + between,
+        np.min([part.minimum for part in parts], axis=0),
+        np.max([part.maximum for part in parts], axis=0),
     )
 
 
 def _arrange(moments: _Moments, quantiles: Array) -> Array:
+    """The nine measures in the order of `MEASURES`."""
     columns = [
         np.sqrt(moments.squares),
-        moments.low,
-        moments.high,
+        moments.minimum,
+        moments.maximum,
         moments.total / moments.count,
-        np.sqrt(np.maximum(moments.spread, 0) / moments.count),
+        np.sqrt(np.maximum(moments.squared_deviations, 0) / moments.count),
         moments.total,
     ]
     return np.column_stack([*columns, quantiles])

@@ -1,9 +1,9 @@
-"""A graph auto-encoder whose latent space is clustered (section Graph Clustering).
+"""A graph auto-encoder and the clustering of its latent space (section Graph Clustering).
 
 The encoder is two graph-convolution layers (Kipf and Welling), Z = Â relu(Â X W1 + b1) W2 + b2 with
-Â = D^-1/2 (E with ones on the diagonal) D^-1/2. It is pre-trained to reconstruct E as sigmoid(Z Zᵀ); then encoder and
-cluster centres are trained together on L_rec + λ L_clus. HDBSCAN on the attributes says how many clusters there are,
-k-means on Z where their centres start.
+Â = D^-1/2 (E with ones on the diagonal) D^-1/2. It is pre-trained to reconstruct E as sigmoid(Z Zᵀ). Then encoder and
+cluster centres are trained together on L_rec + λ L_clus. HDBSCAN on the attributes determines the number of clusters,
+and k-means on Z initialises their centres.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..stages import Clusters
 
 @dataclass(frozen=True)
 class LatentClusters(Clusters):
-    """Clusters in the auto-encoder's latent space; the hard assignment is argmax_j P_ij, and a cluster may be empty."""
+    """Clusters in the auto-encoder's latent space. The label of client i is argmax_j P_ij; a cluster may be empty."""
 
     latent: Array
     """Z, (clients x latent dimensions)."""
@@ -32,7 +32,7 @@ class LatentClusters(Clusters):
 
     @staticmethod
     def of(latent: Array, centres: Array, soft: Array) -> LatentClusters:
-        """The clusters with the hard assignment of `soft`."""
+        """Clusters with the labels and membership probabilities of `soft`."""
         return LatentClusters(soft.argmax(axis=1), soft.max(axis=1), latent, centres, soft)
 
     @property
@@ -43,9 +43,9 @@ class LatentClusters(Clusters):
 
 
 def cluster_count(attributes: Array, *, min_clusters: int, min_cluster_size: int) -> int:
-    """Q: the number of clusters HDBSCAN finds among the attributes, noise counting as one.
+    """Q: the number of clusters that HDBSCAN finds among the attributes, where noise counts as one cluster.
 
-    At least `min_clusters`, and never more than half as many as there are clients (or `min_clusters`).
+    The result is at most half the number of clients, and at least `min_clusters`.
     """
     from sklearn.cluster import HDBSCAN
 
@@ -82,7 +82,7 @@ def clustering_loss(soft: Tensor) -> Tensor:
 
 
 class GraphAutoEncoder:
-    """Two graph-convolution layers; weights by Glorot's rule from `seed`, nothing from global generators."""
+    """Two graph-convolution layers with Glorot initialisation, drawn from `seed`."""
 
     def __init__(self, inputs: int, hidden: int, latent: int, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -92,11 +92,11 @@ class GraphAutoEncoder:
         self.second_bias = torch.zeros(latent, dtype=torch.float64, requires_grad=True)
 
     def parameters(self) -> list[Tensor]:
-        """What is trained."""
+        """The trainable tensors."""
         return [self.first, self.first_bias, self.second, self.second_bias]
 
     def encode(self, propagated: Tensor, propagation: Tensor) -> Tensor:
-        """Z from `propagated` = Â X, which stays the same while the encoder is trained, and `propagation` = Â."""
+        """Z from `propagated` = Â X, which is constant during training, and `propagation` = Â."""
         hidden = torch.relu(propagated @ self.first + self.first_bias)
         return propagation @ (hidden @ self.second) + self.second_bias
 
@@ -115,9 +115,9 @@ def cluster_graph(
     clustering_weight: float,
     seed: int,
 ) -> LatentClusters:
-    """Embed the sub-graph of the round's clients and divide it into at most `clusters` clusters.
+    """Embed the graph of the round's clients, and assign them to at most `clusters` clusters.
 
-    The same inputs and `seed` give the same clustering, bit for bit.
+    The result is deterministic for the same inputs and `seed`.
     """
     encoder = GraphAutoEncoder(attributes.shape[1], hidden_dim, latent_dim, seed)
     propagation = torch.from_numpy(normalised_adjacency(adjacency))
@@ -157,7 +157,7 @@ def _glorot(inputs: int, outputs: int, generator: torch.Generator) -> Tensor:
 
 
 def _kmeans_centres(latent: Array, clusters: int, seed: int) -> Array:
-    """Centres of k-means; where there are fewer distinct points than clusters, some centres coincide."""
+    """The centres of k-means; if there are fewer distinct points than clusters, centres are repeated."""
     from sklearn.cluster import KMeans
 
     distinct = len(np.unique(latent, axis=0))

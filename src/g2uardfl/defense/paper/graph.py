@@ -1,7 +1,7 @@
-"""The attributed client graph and its memory over rounds (Graph Construction, momentum).
+"""The attributed client graph with momentum over rounds (Graph Construction).
 
-Only clients that were seen have a row and only pairs that met have an edge, so a round costs time and memory in
-proportion to the clients in it (and their pairs), however many clients the federation has had.
+The memory holds attributes of clients that took part, and edges of pairs that took part in the same round. The time of
+a round is proportional to its number of pairs of clients, whatever the number of registered clients.
 """
 
 from __future__ import annotations
@@ -18,35 +18,36 @@ Momentum = Literal["history", "printed"]
 
 
 def history_share(weight: float, momentum: Momentum) -> float:
-    """The share of the remembered value in the new one, for the paper's κ = `weight`.
+    """The share of the previous value in the moving average, for the paper's κ = `weight`.
 
-    "history" reads κ as the weight of the history: κ old + (1-κ) new. "printed" is the equation to the letter:
-    (1-κ) old + κ new, under which κ = 0 would mean a graph that never changes.
+    With "history", κ is the weight of the previous value: κ old + (1-κ) new. "printed" is the equation exactly as
+    printed, (1-κ) old + κ new, under which a graph with κ = 0 never changes.
     """
     return weight if momentum == "history" else 1.0 - weight
 
 
 @dataclass
 class GraphMemory:
-    """The attributed graph of the clients and pairs seen so far.
+    """Attributes of clients and edges of pairs, as moving averages over rounds.
 
-    A client or a pair without history has history 0, as in the paper's zero padding.
+    The previous value of a new client or pair is 0, as with the paper's zero padding.
 
     Parameters
     ----------
     fade_absent
-        Whether history shrinks in every round a client or a pair is absent (the printed equation, which mixes zeros
-        into the rows of absent clients) or stays as it was.
+        Whether the values of absent clients and pairs decay in each round, as in the printed equation, which averages
+        them with zeros (default: False).
     limit
-        How many pairs to remember, and a tenth as many clients; whoever was seen longest ago is forgotten first.
+        The maximum number of pairs, and ten times the maximum number of clients. Beyond it, the least recently seen
+        are forgotten (default: 1,000,000).
     """
 
     fade_absent: bool = False
     limit: int = 1_000_000
     rows: OrderedDict[ClientId, tuple[Array, int]] = field(default_factory=OrderedDict)
-    """Client -> its attributes and the round they were written in, oldest first."""
+    """Client -> its attributes and the round of their last update, least recently seen first."""
     edges: OrderedDict[tuple[ClientId, ClientId], tuple[float, int]] = field(default_factory=OrderedDict)
-    """Pair of clients in canonical order -> strength of their edge and the round it was written in, oldest first."""
+    """Pair of clients in canonical order -> edge weight and the round of its last update, least recently seen first."""
 
     def smooth(
         self,
@@ -57,9 +58,9 @@ class GraphMemory:
         attribute_history: float,
         relation_history: float,
     ) -> tuple[Array, Array]:
-        """Mix this round's graph with what is remembered, remember the result and return it for `clients`.
+        """Update the moving averages with this round's graph, and return those of `clients`.
 
-        X = h X_remembered + (1-h) X_now with h = `attribute_history`, and the same for E with `relation_history`.
+        X = h X_previous + (1-h) X_now with h = `attribute_history`, and the same for E with `relation_history`.
         `clients` must be in canonical order and `adjacency` symmetric.
         """
         smoothed_rows = (1.0 - attribute_history) * attributes
@@ -83,7 +84,7 @@ class GraphMemory:
         return smoothed_rows, smoothed_edges
 
     def _share(self, history: float, last_round: int, round_number: int) -> float:
-        """The share of a value written in `last_round`; where absence fades it costs one more factor a round."""
+        """The share of a value last updated in `last_round`; with `fade_absent` one factor `history` per round."""
         return float(history ** (round_number - last_round)) if self.fade_absent else history
 
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
@@ -15,6 +14,7 @@ from ...aggregators.base import ClientId, Round
 from ...core.numerics import inner_products
 from ...core.state_files import SavedState
 from ..observation import Observer
+from ..stages import plain_id
 from .attributes import client_attributes
 
 
@@ -67,12 +67,12 @@ class PaperObserver(Observer):
         if last.global_vector is None or last.updates is None:
             return SavedState({"clients": []})
         arrays = {"global": last.global_vector.cpu().numpy(), "updates": last.updates.cpu().numpy()}
-        clients = [int(client) if isinstance(client, np.integer) else client for client in last.rows]
+        clients = [plain_id(client) for client in last.rows]
         return SavedState({"clients": clients}, arrays)
 
     def restore(self, state: SavedState) -> None:
         """Continue from a saved last round."""
         self._last = LastRound(rows={client: row for row, client in enumerate(state.values["clients"])})
-        if "global" in state.arrays:
+        if self._last.rows:
             self._last.global_vector = torch.from_numpy(state.arrays["global"])
             self._last.updates = torch.from_numpy(state.arrays["updates"])

@@ -1,8 +1,8 @@
-"""Inter-client relations: how alike two clients are (Graph Construction, second half).
+"""Inter-client relations: similarities of the round's clients (Graph Construction, second half).
 
-Three matrices answer the three kinds of poisoned weights the paper tells apart: the cosine of weights (E1), the
-difference of weight norms (E2) and the difference of update norms (E3). Each is z-scored, turned so that large means
-alike, cut at 0 and scaled into [0, 1]; their mean is the adjacency matrix of the round.
+Three matrices reflect the three kinds of poisoned weights that the paper distinguishes: the cosine similarity of
+weights (E1), the difference of weight norms (E2) and the difference of update norms (E3). Each is converted to
+z-scores, negated if it is a difference, clamped at 0 and scaled into [0, 1]. The adjacency matrix is their mean.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ EdgeScaling = Literal["similarity", "printed"]
 
 
 def raw_relations(products: InnerProducts) -> tuple[Array, Array, Array]:
-    """E1, E2 and E3 before normalisation, each (clients x clients).
+    """E1, E2 and E3 before the normalisation, each (clients x clients).
 
     E1 = (1 + cos(w_i, w_j)) / 2, E2 = | ||w_i|| - ||w_j|| |, E3 = | ||Δw_i|| - ||Δw_j|| |.
     """
     whole = products.total
     ww, uu = whole.ww[0], whole.uu[0]
-    squared = np.diagonal(ww)
-    angles = (1 + cosine(ww, squared[:, None], squared[None, :])) / 2
-    weight_norms = np.sqrt(np.maximum(squared, 0))
+    squared_norms = np.diagonal(ww)
+    cosines = (1 + cosine(ww, squared_norms[:, None], squared_norms[None, :])) / 2
+    weight_norms = np.sqrt(np.maximum(squared_norms, 0))
     update_norms = np.sqrt(np.maximum(np.diagonal(uu), 0))
-    return angles, _differences(weight_norms), _differences(update_norms)
+    return cosines, _differences(weight_norms), _differences(update_norms)
 
 
 def edge_strengths(normalised: Array, scaling: EdgeScaling) -> Array:
-    """Drop negative relations and scale the others into [0, 1].
+    """Edge weights in [0, 1] from normalised relations, in which larger means more similar.
 
-    "similarity" is tanh(max(E, 0)): strangers 0, twins towards 1. "printed" is the paper's exp(-tanh(max(E, 0))),
-    which falls with similarity and gives strangers the weight 1.
+    "similarity" is tanh(max(E, 0)): 0 for dissimilar clients, towards 1 with increasing similarity. "printed" is the
+    equation exactly as printed, exp(-tanh(max(E, 0))): 1 for dissimilar clients, decreasing with similarity.
     """
     strength = np.tanh(np.maximum(normalised, 0.0))
     return np.exp(-strength) if scaling == "printed" else strength
@@ -42,12 +42,11 @@ def edge_strengths(normalised: Array, scaling: EdgeScaling) -> Array:
 
 def adjacency(products: InnerProducts, scaling: EdgeScaling = "similarity") -> Array:
     """The adjacency matrix E of the round's clients: the mean of the three scaled relations."""
-    angles, weight_differences, update_differences = (
+    cosines, weight_differences, update_differences = (
         z_scores(relation, axis=None) for relation in raw_relations(products)
     )
-    # A small difference means alike, so the two matrices of differences change sign.
-    alike = (angles, -weight_differences, -update_differences)
-    result: Array = np.mean([edge_strengths(relation, scaling) for relation in alike], axis=0)
+    similarities = (cosines, -weight_differences, -update_differences)
+    result: Array = np.mean([edge_strengths(relation, scaling) for relation in similarities], axis=0)
     return result
 
 

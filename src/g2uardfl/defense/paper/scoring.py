@@ -1,8 +1,8 @@
 """Benign scores and cluster filtering (Dynamic Filtering and Clipping, first half).
 
-A cluster's score p_j is its share of the round's clients (times κ3) plus the mean benign score of its members. The
-best cluster holds the benign clients, the worst the malicious ones; inside the best, clients with a poor record or
-far from the centre are held out. Then the scores of both sides move.
+A cluster's score p_j is its share of the round's clients (times κ3) plus the mean benign score of its members. Clients
+in the cluster with the highest score are benign, those in the cluster with the lowest score malicious. Benign clients
+with a low benign score or a large distance from the centre are held out. Then the benign scores are updated.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ ScoreInit = Literal["variance", "deviation", "zero"]
 
 
 def cluster_scores(labels: npt.NDArray[np.int64], scores: Array, clusters: int, size_weight: float) -> Array:
-    """p_j = κ3 |cluster j| / m + mean benign score of cluster j; NaN for an empty cluster, which is left out."""
+    """p_j = κ3 |cluster j| / m + mean benign score of cluster j; NaN for an empty cluster."""
     sizes = np.bincount(labels, minlength=clusters)
     sums = np.bincount(labels, weights=scores, minlength=clusters)
     result = np.full(clusters, np.nan)
-    filled = sizes > 0
-    result[filled] = size_weight * sizes[filled] / len(labels) + sums[filled] / sizes[filled]
+    used = sizes > 0
+    result[used] = size_weight * sizes[used] / len(labels) + sums[used] / sizes[used]
     return result
 
 
 @dataclass(frozen=True)
 class ClusterFilter:
-    """Who is in C+ and who in C-."""
+    """The sets C+ and C- of a round."""
 
     benign_cluster: int
     malicious_cluster: int | None
-    """None when all clients are in one cluster."""
+    """None if all clients are in one cluster, or all scores are equal."""
     accepted: Mask
-    """C+, after both percentiles."""
+    """C+, after the filters by both percentiles."""
     malicious: Mask
     """C-."""
 
@@ -56,15 +56,15 @@ def filter_clients(
     score_percentile: float,
     distance_percentile: float,
 ) -> ClusterFilter:
-    """Pick the benign and the malicious cluster and thin out the benign one (eqs. for C+ and C-).
+    """Select the benign and the malicious cluster, and filter the benign one (equations of C+ and C-).
 
-    A member of the benign cluster stays when its score reaches the α1 percentile of all selected clients and its
-    distance does not exceed the α2 percentile of its cluster. If nobody stays, the member nearest the centre does.
+    A member of the benign cluster is accepted if its score is at least the α1 percentile of all selected clients and
+    its distance at most the α2 percentile of its cluster. If there is none, the member nearest to the centre is
+    accepted.
     """
     labels, distances = clusters.labels, clusters.distances
     by_cluster = cluster_scores(labels, scores, len(clusters.centres), size_weight)
     benign, worst = int(np.nanargmax(by_cluster)), int(np.nanargmin(by_cluster))
-    alone = len(np.unique(labels)) == 1
     members = labels == benign
     accepted = (
         members
@@ -73,19 +73,19 @@ def filter_clients(
     )
     if not accepted.any():
         accepted[np.flatnonzero(members)[np.argmin(distances[members])]] = True
-    # Equal scores leave argmax and argmin at one place although there are two clusters: nobody is accused then.
-    nobody = alone or worst == benign
-    malicious = np.zeros(len(labels), dtype=bool) if nobody else labels == worst
-    return ClusterFilter(benign, None if nobody else worst, accepted, malicious)
+    # With one cluster, or equal scores of all clusters, there is no evidence against any client.
+    if worst == benign:
+        return ClusterFilter(benign, None, accepted, np.zeros(len(labels), dtype=bool))
+    return ClusterFilter(benign, worst, accepted, labels == worst)
 
 
 def updated_scores(
     scores: Array, filtering: ClusterFilter, soft: Array, step: float, rule: ScoreUpdate = "signed"
 ) -> Array:
-    """The benign scores after this round's verdicts, before the normalisation by tanh.
+    """The benign scores after this round, before the normalisation by tanh.
 
-    "printed": s + κ4 |s| P_{i,p+} for C+, s - κ4 |s| for C-; a score can grow but never change its sign.
-    "signed": s moves the share κ4 of the way to +1 (weighted by P) or to -1.
+    "printed" is the equation exactly as printed: s + κ4 |s| P_{i,p+} for C+ and s - κ4 |s| for C-, under which a score
+    never changes its sign. "signed" replaces it: s + κ4 (1 - s) P_{i,p+} for C+ and s - κ4 (1 + s) for C-.
     """
     result = np.array(scores, dtype=np.float64)
     plus, minus = filtering.accepted, filtering.malicious
@@ -101,30 +101,30 @@ def updated_scores(
 
 @dataclass
 class ScoreBook:
-    """The benign score of every client that was ever seen; who was not yet has a small random one.
+    """The benign scores of all clients that took part; a new client has a small random score.
 
-    The paper draws all scores before the first round and normalises all of them by tanh at the end of every round.
-    Doing that for a client only when it comes gives the same numbers and keeps a round's cost independent of the
-    number of registered clients.
+    The paper draws the scores of all clients before the first round, and applies tanh to all of them after every round.
+    This class does both for a client when it takes part, which gives the same scores at a cost that is independent of
+    the number of registered clients.
     """
 
     seed: int
     init: ScoreInit = "variance"
     normalise: bool = True
-    """Whether tanh is applied every round (the printed rule; the signed one stays in [-1, 1] by itself)."""
+    """Whether to apply tanh after every round. The "printed" rule needs it; "signed" scores stay in [-1, 1] anyway."""
     scores: dict[ClientId, tuple[float, int]] = field(default_factory=dict)
-    """Client -> its score at the end of the round in which it was last seen, and that round."""
+    """Client -> its score after the last round in which it took part, and the number of that round."""
 
     def read(self, clients: Sequence[ClientId], round_number: int) -> Array:
-        """The scores with which `clients` enter round `round_number`."""
+        """The scores of `clients` before round `round_number`."""
         return np.array([self._current(client, round_number) for client in clients])
 
     def write(self, clients: Sequence[ClientId], scores: Array, round_number: int) -> Array:
-        """Normalise and keep the scores of a finished round; returns what was kept."""
-        kept = np.array([math.tanh(score) if self.normalise else score for score in scores])
-        for client, score in zip(clients, kept, strict=True):
+        """Normalise, store and return the scores of a finished round."""
+        stored = np.array([math.tanh(score) if self.normalise else score for score in scores])
+        for client, score in zip(clients, stored, strict=True):
             self.scores[client] = (float(score), round_number)
-        return kept
+        return stored
 
     def _current(self, client: ClientId, round_number: int) -> float:
         if client in self.scores:
@@ -138,9 +138,10 @@ class ScoreBook:
 
 
 def initial_score(client: ClientId, seed: int, init: ScoreInit = "variance") -> float:
-    """A newcomer's score, drawn from N(0, 10^-3) by its id and the seed alone, so that arrival order does not matter.
+    """The score of a new client, drawn from N(0, 10^-3).
 
-    "variance" reads 10^-3 as the variance, "deviation" as the standard deviation; "zero" draws nothing.
+    It depends on the client's id and the seed alone, not on the order in which clients join. 10^-3 is the variance with
+    "variance" and the standard deviation with "deviation"; with "zero" the score is 0.
     """
     if init == "zero":
         return 0.0

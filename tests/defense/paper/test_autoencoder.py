@@ -1,4 +1,4 @@
-"""Graph clustering: encoder and losses against explicit matrices and double loops, and what clusters come out."""
+"""The graph auto-encoder: encoder and losses against explicit matrices and double loops, and planted clusters."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from g2uardfl.defense.paper.clustering import (
-    Clustering,
+from g2uardfl.defense.paper.autoencoder import (
     GraphAutoEncoder,
+    LatentClusters,
     cluster_count,
     cluster_graph,
     clustering_loss,
@@ -21,7 +21,7 @@ from g2uardfl.defense.paper.clustering import (
 from helpers import reference
 
 
-def clustered(attributes, adjacency, **changes) -> Clustering:
+def clustered(attributes, adjacency, **changes) -> LatentClusters:
     options = {
         "clusters": 2,
         "hidden_dim": 16,
@@ -41,8 +41,8 @@ def random_graph(clients: int, attributes: int = 6, seed: int = 0):
     return rng.normal(size=(clients, attributes)), (edges + edges.T) / 2
 
 
-def two_communities(sizes=(7, 3), seed: int = 0):
-    """Two groups of clients with attributes of their own and edges only inside each."""
+def two_groups(sizes=(7, 3), seed: int = 0):
+    """Two groups of clients with different attributes and edges only within each."""
     rng = np.random.default_rng(seed)
     truth = np.repeat([0, 1], sizes)
     attributes = np.where(truth[:, None] == 0, 1.0, -1.0) * np.ones(10) + 0.1 * rng.normal(size=(len(truth), 10))
@@ -56,7 +56,7 @@ def blobs(count: int, size: int, spread: float = 0.05, seed: int = 0) -> np.ndar
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])
-def test_the_number_of_obvious_blobs_is_found(count):
+def test_the_number_of_well_separated_clusters_is_found(count):
     assert cluster_count(blobs(count, 8), min_clusters=2, min_cluster_size=4) == count
 
 
@@ -68,11 +68,11 @@ def test_noise_counts_as_one_cluster():
 
 @pytest.mark.parametrize("min_clusters", [1, 2, 3])
 @pytest.mark.parametrize("clients", [3, 4, 10])
-def test_identical_clients_get_the_fewest_clusters_allowed(clients, min_clusters):
+def test_identical_clients_get_the_smallest_number_of_clusters(clients, min_clusters):
     assert cluster_count(np.zeros((clients, 5)), min_clusters=min_clusters, min_cluster_size=2) == min_clusters
 
 
-def test_the_fewest_clusters_is_a_floor_and_nothing_else():
+def test_the_smallest_number_of_clusters_is_a_lower_bound_only():
     far_apart = blobs(3, 8)
     assert [cluster_count(far_apart, min_clusters=q, min_cluster_size=4) for q in (1, 2, 3, 5)] == [3, 3, 3, 5]
 
@@ -85,11 +85,11 @@ def test_there_are_at_least_two_clusters_and_at_most_half_as_many_as_clients(cli
     assert 2 <= found <= max(2, clients // 2)
 
 
-def test_many_tiny_blobs_are_held_to_half_the_clients():
+def test_many_tiny_clusters_are_limited_to_half_the_clients():
     assert cluster_count(blobs(10, 2), min_clusters=2, min_cluster_size=2) <= 10
 
 
-def test_the_normalised_adjacency_is_scaled_by_the_roots_of_both_degrees():
+def test_the_adjacency_is_divided_by_the_square_roots_of_both_degrees():
     _, edges = random_graph(5)
     connected = [[1.0 if i == j else edges[i, j] for j in range(5)] for i in range(5)]
     expected = [[connected[i][j] / (sum(connected[i]) * sum(connected[j])) ** 0.5 for j in range(5)] for i in range(5)]
@@ -100,7 +100,7 @@ def test_the_normalised_adjacency_of_unconnected_clients_is_the_identity():
     assert normalised_adjacency(np.zeros((3, 3))).tolist() == np.eye(3).tolist()
 
 
-def test_normalising_the_adjacency_leaves_it_as_it_was():
+def test_normalising_does_not_change_the_adjacency_in_place():
     edges = np.full((3, 3), 0.5)
     normalised_adjacency(edges)
     assert edges.tolist() == np.full((3, 3), 0.5).tolist()
@@ -120,14 +120,14 @@ def test_the_untrained_latent_space_is_two_graph_convolutions_of_the_attributes(
     np.testing.assert_allclose(ours, expected, atol=1e-12)
 
 
-def test_without_training_the_clustering_is_that_of_the_untrained_encoder():
+def test_without_training_the_latent_space_is_that_of_the_untrained_encoder():
     attributes, edges = random_graph(6)
     found = clustered(attributes, edges, pretrain_epochs=0, cluster_epochs=0, seed=5)
     start = [p.detach().numpy() for p in GraphAutoEncoder(6, 16, 4, seed=5).parameters()]
     np.testing.assert_allclose(found.latent, reference.gcn(attributes, edges, *start), atol=1e-12)
 
 
-def test_the_encoders_first_weights_stay_within_glorots_bound():
+def test_the_initial_weights_are_uniform_within_glorots_bound():
     encoder = GraphAutoEncoder(50, 30, 20, seed=0)
     for weights, fan in ((encoder.first, 80), (encoder.second, 50)):
         bound = (6 / fan) ** 0.5
@@ -135,14 +135,14 @@ def test_the_encoders_first_weights_stay_within_glorots_bound():
         assert float(weights.detach().std()) == pytest.approx(bound / 3**0.5, rel=0.05)
 
 
-def test_the_soft_assignment_is_a_gaussian_kernel_over_the_clusters():
+def test_the_soft_assignment_is_a_normalised_gaussian_kernel():
     rng = np.random.default_rng(0)
     latent, centres = rng.normal(size=(7, 3)), rng.normal(size=(4, 3))
     ours = soft_assignment(torch.from_numpy(latent), torch.from_numpy(centres)).numpy()
     np.testing.assert_allclose(ours, reference.soft_assignment(latent, centres), rtol=1e-9)
 
 
-def test_the_soft_assignment_of_a_client_far_from_every_centre_still_sums_to_one():
+def test_the_soft_assignment_of_a_client_far_from_every_centre_sums_to_one():
     soft = soft_assignment(
         torch.full((1, 2), 1e6, dtype=torch.float64), torch.tensor([[0.0, 0.0], [1.0, 1.0]]).double()
     )
@@ -156,7 +156,7 @@ def test_the_reconstruction_loss_is_the_cross_entropy_over_all_pairs():
     assert float(ours) == pytest.approx(reference.reconstruction_loss(latent, edges), rel=1e-9)
 
 
-def test_the_reconstruction_loss_stays_finite_where_the_sigmoid_saturates():
+def test_the_reconstruction_loss_is_finite_where_the_sigmoid_saturates():
     latent = torch.full((2, 1), 100.0, dtype=torch.float64)
     loss = reconstruction_loss(latent, torch.zeros(2, 2, dtype=torch.float64))
     assert float(loss) == pytest.approx(4 * 100.0**2)
@@ -164,7 +164,7 @@ def test_the_reconstruction_loss_stays_finite_where_the_sigmoid_saturates():
 
 @settings(deadline=None)
 @given(clients=st.integers(1, 8), clusters=st.integers(1, 5), seed=st.integers(0, 2**32 - 1))
-def test_the_clustering_loss_is_the_divergence_of_soft_from_hard_assignment(clients, clusters, seed):
+def test_the_clustering_loss_is_the_kl_divergence_of_hard_and_soft_assignment(clients, clusters, seed):
     soft = np.random.default_rng(seed).dirichlet(np.ones(clusters), size=clients)
     ours = clustering_loss(torch.from_numpy(soft))
     assert float(ours) == pytest.approx(reference.clustering_loss(soft), rel=1e-9, abs=1e-12)
@@ -175,7 +175,7 @@ def test_the_clustering_loss_of_certain_assignments_is_zero():
 
 
 @pytest.mark.parametrize("clients", [3, 10])
-def test_the_parts_of_a_clustering_belong_together(clients):
+def test_labels_distances_and_soft_assignment_follow_from_latent_space_and_centres(clients):
     found = clustered(*random_graph(clients), clusters=3)
     np.testing.assert_allclose(found.soft, reference.soft_assignment(found.latent, found.centres), rtol=1e-9)
     P_hat = reference.hard_assignment(found.soft)
@@ -185,8 +185,8 @@ def test_the_parts_of_a_clustering_belong_together(clients):
     )
 
 
-def test_k_means_puts_each_centre_at_the_mean_of_its_clients():
-    attributes, edges, _ = two_communities()
+def test_k_means_starts_each_centre_at_the_mean_of_its_clients():
+    attributes, edges, _ = two_groups()
     found = clustered(attributes, edges, cluster_epochs=0)
     for cluster, centre in enumerate(found.centres):
         members = [z for z, label in zip(found.latent, found.labels, strict=True) if label == cluster]
@@ -194,8 +194,8 @@ def test_k_means_puts_each_centre_at_the_mean_of_its_clients():
 
 
 @pytest.mark.parametrize("epochs", [(0, 0), (30, 0), (30, 30)])
-def test_two_obvious_communities_are_told_apart(epochs):
-    attributes, edges, truth = two_communities()
+def test_two_well_separated_groups_are_distinguished(epochs):
+    attributes, edges, truth = two_groups()
     labels = clustered(attributes, edges, pretrain_epochs=epochs[0], cluster_epochs=epochs[1]).labels
     assert len(set(labels.tolist())) == 2
     assert len(set(zip(labels.tolist(), truth.tolist(), strict=True))) == 2
@@ -208,12 +208,12 @@ def test_the_same_seed_gives_the_same_clustering_bit_for_bit():
         assert np.array_equal(getattr(first, part), getattr(second, part))
 
 
-def test_another_seed_starts_elsewhere():
+def test_another_seed_gives_another_latent_space():
     graph = random_graph(9)
     assert not np.array_equal(clustered(*graph, seed=1).latent, clustered(*graph, seed=2).latent)
 
 
-def test_clustering_neither_reads_nor_moves_the_global_generators():
+def test_global_random_generators_are_neither_read_nor_advanced():
     graph = random_graph(5)
     torch.manual_seed(1)
     np.random.seed(1)  # noqa: NPY002
@@ -225,7 +225,7 @@ def test_clustering_neither_reads_nor_moves_the_global_generators():
     assert np.array_equal(first.latent, clustered(*graph).latent)
 
 
-def test_clustering_leaves_its_inputs_as_they_were():
+def test_inputs_are_not_changed():
     attributes, edges = random_graph(6)
     before = attributes.copy(), edges.copy()
     clustered(attributes, edges)
@@ -245,7 +245,7 @@ def test_pre_training_lowers_the_reconstruction_loss():
 
 
 @pytest.mark.parametrize("clients", [3, 5])
-def test_identical_clients_end_in_one_cluster_and_leave_the_others_empty(clients):
+def test_identical_clients_share_one_cluster_and_the_others_stay_empty(clients):
     found = clustered(np.ones((clients, 4)), np.zeros((clients, clients)), clusters=3)
     assert len(set(found.labels.tolist())) == 1
     assert np.isfinite(found.latent).all()
@@ -259,7 +259,7 @@ def test_clients_without_attributes_and_edges_can_be_clustered():
 
 
 def test_three_clients_can_be_clustered_into_two():
-    attributes, edges, _ = two_communities((2, 1))
+    attributes, edges, _ = two_groups((2, 1))
     labels = clustered(attributes, edges).labels
     assert labels[0] == labels[1] != labels[2]
 
@@ -288,13 +288,13 @@ def test_the_first_joint_step_moves_each_centre_down_the_gradient_of_the_total_l
     assert checked >= 4
 
 
-def test_without_weight_on_the_clustering_loss_the_centres_stay_where_k_means_put_them():
+def test_without_weight_on_the_clustering_loss_the_centres_do_not_move():
     attributes, edges = random_graph(8)
     _, step = _step_of_centres(attributes, edges, clustering_weight=0.0)
     assert not step.any()
 
 
 def test_joint_training_moves_the_centres():
-    attributes, edges, _ = two_communities()
+    attributes, edges, _ = two_groups()
     start, end = (clustered(attributes, edges, cluster_epochs=epochs).centres for epochs in (0, 10))
     assert np.abs(end - start).max() > 1e-3

@@ -1,0 +1,3 @@
+"""Fixtures of this folder."""
+
+from helpers.records import digits_record as digits_record

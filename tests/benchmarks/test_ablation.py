@@ -1,0 +1,85 @@
+"""The ablation of the default profile (`benchmarks/ablation.py`)."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ablation
+from g2uardfl import G2uardFL
+from g2uardfl.defense.recording import Record
+from g2uardfl.defense.stages import Stage
+
+RECALL, _, FALSE_ALARMS = ablation.COLUMNS
+
+
+@pytest.fixture(scope="module")
+def path(digits_record, tmp_path_factory) -> Path:
+    """Eight recorded rounds under attack."""
+    record, path = Record.load(digits_record), tmp_path_factory.mktemp("ablation") / "digits.npz"
+    Record(record.rounds[:8], record.numbers[:8], record.attacking[:8]).save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def figures(path):
+    """The figures of each row."""
+    return {row: ablation.figures_of(path, settings) for row, settings in ablation.ROWS.items()}
+
+
+def communities_of(row: str, record: Record) -> list[set[int]]:
+    """The labels of the communities in each round."""
+    guard = G2uardFL(**ablation.ROWS[row])
+    return [{verdict.cluster for verdict in guard.judge(one).values()} - {0} for one in record.rounds]
+
+
+@pytest.mark.slow
+def test_the_first_row_is_the_default_profile(path, figures):
+    record, guard, refused = Record.load(path), G2uardFL(), []
+    for observation, truth in zip(record.rounds, record.attacking, strict=True):
+        verdicts = guard.judge(observation)
+        refused += [verdicts[observation.clients[row]].refused for row in np.flatnonzero(truth)]
+    assert figures["all"][RECALL] == pytest.approx(np.mean(refused))
+
+
+@pytest.mark.slow
+def test_communities_are_found_by_default_and_with_spectral_clustering_but_not_without_them(path, figures):
+    record = Record.load(path)
+    assert any(communities_of("all", record))
+    assert not any(communities_of("without communities", record))
+    assert any(communities_of("with spectral clustering", record))
+    assert figures["with spectral clustering"][FALSE_ALARMS] > figures["all"][FALSE_ALARMS]
+
+
+@pytest.mark.parametrize("row", ablation.ROWS)
+def test_a_row_changes_only_settings_and_stages_of_its_own(row, figures):
+    assert all(0 <= share <= 1 for share in figures[row].values())
+    default, changed = G2uardFL(), G2uardFL(**ablation.ROWS[row])
+    names = changed.configuration().keys() - {"profile"}
+    assert names == default.configuration().keys() - {"profile"}
+    different = {name for name in names if changed.configuration()[name] != default.configuration()[name]}
+    assert different == ablation.ROWS[row].keys() - {"profile"}
+    for part in ("observer", "construction", "clustering", "filtering", "elimination"):
+        stage: Stage = getattr(changed, part)
+        assert isinstance(stage, type(getattr(default, part)))
+    assert bool(different) or row == "all" or changed.profile.startswith("ablation:")
+
+
+def test_a_forgetful_graph_has_the_submissions_of_one_round(path):
+    guard = G2uardFL(profile="ablation:Forgetful")
+    for observation in Record.load(path).rounds[:3]:
+        guard.judge(observation)
+        assert guard.construction.window.clients == list(observation.clients)
+
+
+def test_the_command_prints_one_row_for_each_variant(path, monkeypatch, capsys):
+    rows = ["all", "without twins"]
+    monkeypatch.setattr(sys, "argv", ["ablation.py", str(path), "--rows", *rows])
+    ablation.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "1 records"
+    assert [line.split("|")[1].strip() for line in lines[4:]] == rows
+    assert {line.count("|") for line in lines[2:]} == {8}

@@ -1,0 +1,187 @@
+"""Profiles by name, and a profile of somebody else: a third clustering stage in one file."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from g2uardfl import G2uardFL, aggregators
+from g2uardfl.core.errors import ConfigError, StateError
+from g2uardfl.core.state_files import read_state
+from g2uardfl.defense import profiles
+from g2uardfl.defense.profiles import PARTS, Profile
+from g2uardfl.defense.stages import Stage
+from helpers.federations import ATTACKERS, Federation, first_model
+from helpers.models import same
+from helpers.rounds import decisions
+
+SPECTRAL = '''
+"""Spectral clustering of the similarity graph in place of communities beyond chance."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from sklearn.cluster import SpectralClustering
+
+from g2uardfl.core.settings import check, number
+from g2uardfl.defense.agreement import Default
+from g2uardfl.defense.agreement.clustering import CommunityClusters
+from g2uardfl.defense.stages import Clustering
+
+
+@dataclass(frozen=True)
+class SpectralSettings:
+    """Settings of the spectral clustering."""
+
+    min_mean_edge: float = number(1.0, 0, 100)
+    """The mean edge within a cluster from which its members are flagged."""
+
+    def __post_init__(self):
+        check(self)
+
+
+class Spectral(Clustering):
+    """The smaller of two spectral clusters, if its members are similar enough."""
+
+    Settings = SpectralSettings
+
+    def cluster(self, evidence, prior):
+        affinity = np.exp(evidence.edges)
+        found = SpectralClustering(2, affinity="precomputed", random_state=self.seed).fit(affinity).labels_
+        smaller = found == np.argmin(np.bincount(found))
+        within = evidence.edges[np.ix_(smaller, smaller)]
+        flagged = smaller & (smaller.sum() > 1) & (within.mean() > self.settings.min_mean_edge)
+        return CommunityClusters(flagged.astype(np.int64), flagged * 1.0)
+
+
+class Mine(Default):
+    """The default profile with this clustering."""
+
+    summary = "spectral clustering of the similarity graph"
+    clustering = Spectral
+
+
+class Unfit(Default):
+    """A clustering that forgets that the filtering needs clusters."""
+
+    class clustering(Clustering):
+        def cluster(self, evidence, prior):
+            return None
+'''
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch) -> str:
+    """The address of a profile in a file that somebody else wrote."""
+    (tmp_path / "spectral_profile.py").write_text(SPECTRAL)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "spectral_profile:Mine"
+    sys.modules.pop("spectral_profile", None)
+
+
+@pytest.mark.parametrize("name", profiles.names())
+def test_a_profile_has_a_class_for_each_part_and_a_summary_of_one_line(name):
+    found = profiles.find(name)
+    assert issubclass(found, Profile)
+    assert list(found.parts()) == list(PARTS)
+    assert all(issubclass(part, Stage) for part in found.parts().values())
+    assert found.summary
+    assert "\n" not in found.summary
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("best", "unknown profile 'best': choose one of default, paper, or "),
+        ("no_such_module:Mine", "cannot import no_such_module"),
+        ("g2uardfl.defense.agreement:Mine", "has no Mine"),
+        ("g2uardfl.aggregators.fedavg:FedAvg", "must subclass g2uardfl.defense.profiles.Profile"),
+    ],
+)
+def test_a_profile_that_cannot_be_used_is_refused(name, message):
+    with pytest.raises(ConfigError) as caught:
+        G2uardFL(profile=name)
+    assert message in str(caught.value)
+
+
+def test_a_profile_with_another_clustering_detects_attackers(mine):
+    truth = [
+        (client in ATTACKERS, verdict.refused)
+        for result in Federation().run(G2uardFL(mine, min_mean_edge=1.5), 12)[2:]
+        for client, verdict in result.verdicts.items()
+    ]
+    caught = sum(attacks and refused for attacks, refused in truth)
+    assert caught >= 0.8 * sum(attacks for attacks, _ in truth)
+    assert caught >= 0.8 * sum(refused for _, refused in truth)
+
+
+def test_its_verdicts_and_events_have_reasons(mine):
+    guard = G2uardFL(mine)
+    results = Federation().run(guard, 8)
+    reasons = [verdict.reason for one in results for verdict in one.verdicts.values() if verdict.cluster]
+    assert reasons
+    assert all("its update is in a cluster with" in reason and reason.endswith(".") for reason in reasons)
+
+
+def test_its_settings_are_keywords_of_the_guard_and_checked(mine):
+    guard = G2uardFL(profile=mine, min_mean_edge=2.0, window=50)
+    assert guard.configuration()["min_mean_edge"] == 2.0
+    assert guard.clustering.settings.min_mean_edge == 2.0
+    assert "min_mean_edge=2.0" in repr(guard)
+    assert eval(repr(guard), {"G2uardFL": G2uardFL}).configuration() == guard.configuration()
+    with pytest.raises(ConfigError, match="min_mean_edge=101"):
+        G2uardFL(profile=mine, min_mean_edge=101)
+    with pytest.raises(ConfigError, match="did you mean min_mean_edge"):
+        G2uardFL(profile=mine, min_mean_edges=2.0)
+
+
+def test_settings_of_the_clustering_that_it_replaces_are_refused(mine):
+    for name in ("min_evidence", "min_lead", "heterogeneous_lead", "twin_similarity"):
+        with pytest.raises(ConfigError, match=f"{name} is a setting of profile='default', not of profile='{mine}'"):
+            G2uardFL(profile=mine, **{name: 1.0})
+    with pytest.raises(ConfigError, match="score_percentile is a setting of profile='paper'"):
+        G2uardFL(profile=mine, score_percentile=1.0)
+    with pytest.raises(ConfigError, match="unknown setting 'min_mean_edge'"):
+        G2uardFL(min_mean_edge=1.0)
+
+
+def test_it_is_created_by_the_registry_of_aggregators(mine):
+    rule = aggregators.create("g2uardfl", profile=mine, min_mean_edge=2.0, seed=3)
+    assert rule.configuration() == G2uardFL(mine, seed=3, min_mean_edge=2.0).configuration()
+
+
+def test_it_is_saved_and_loaded_and_continues_bit_for_bit(mine, tmp_path):
+    guard = G2uardFL(mine, min_mean_edge=1.5)
+    model = Federation().run(guard, 5)[-1].weights
+    guard.save(tmp_path / "guard")
+    loaded = G2uardFL.load(tmp_path / "guard")
+    assert loaded.configuration() == guard.configuration()
+    again = Federation().run(loaded, 3, model, first=6)
+    for first, second in zip(Federation().run(guard, 3, model, first=6), again, strict=True):
+        assert first.verdicts == second.verdicts
+        assert same(first.weights, second.weights)
+    with pytest.raises(StateError, match="belongs to profile='spectral_profile:Mine', not to profile='default'"):
+        G2uardFL().restore(read_state(tmp_path / "guard", "guard"))
+
+
+def test_a_saved_profile_that_can_no_longer_be_imported_is_one_clear_error(mine, tmp_path):
+    G2uardFL(mine).save(tmp_path / "guard")
+    (tmp_path / "spectral_profile.py").unlink()
+    del sys.modules["spectral_profile"]
+    with pytest.raises(ConfigError, match="cannot import spectral_profile"):
+        G2uardFL.load(tmp_path / "guard")
+
+
+def test_a_stage_that_does_not_fit_the_others_is_one_clear_error(mine):
+    guard = G2uardFL(profile="spectral_profile:Unfit")
+    with pytest.raises(ValueError, match="this filtering needs clusters"):
+        guard.aggregate(first_model(), Federation().messages(first_model(), 1))
+
+
+def test_an_own_profile_changes_nothing_of_the_built_in_ones(mine):
+    G2uardFL(mine).aggregate(first_model(), Federation().messages(first_model(), 1))
+    first, second = (G2uardFL() for _ in range(2))
+    for one, other in zip(Federation().run(first, 3), Federation().run(second, 3), strict=True):
+        assert decisions(one) == decisions(other)
+    assert profiles.names() == ["default", "paper"]
