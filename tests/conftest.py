@@ -1,40 +1,47 @@
-"""Fixtures that several test files share."""
+"""Settings and fixtures that all tests share."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
+
+# One thread per process, those that tests start included: models are tiny, several processes share the cores, and
+# threads that wait for each other spin. Tests of code that runs in parallel set the number of threads themselves.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 import hypothesis
 import pytest
 import torch
 
-# Models and data are tiny here, and threads that meet after every operation are slow on a busy machine. Tests of what
-# runs in parallel ask for threads themselves.
-ALL_THREADS = torch.get_num_threads()
+from helpers.processes import LeftoverProcesses
+
 torch.set_num_threads(1)
 
-# The same examples in every run, so that a change is judged by itself; HYPOTHESIS_PROFILE=explore looks for new ones.
+# The same examples in every run, so that only a change of the code changes the result. HYPOTHESIS_PROFILE=explore
+# tries new ones.
 hypothesis.settings.register_profile("repeatable", derandomize=True)
 hypothesis.settings.register_profile("explore", derandomize=False)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
-@pytest.fixture(scope="module")
-def all_threads() -> Iterator[None]:
-    """As many threads as a process of its own has: with another number, sums differ in their last digits."""
-    torch.set_num_threads(ALL_THREADS)
-    yield
-    torch.set_num_threads(1)
+def pytest_configure(config: pytest.Config) -> None:
+    """Fail a session that leaves processes behind."""
+    config.pluginmanager.register(LeftoverProcesses(), "leftover-processes")
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m "not slow"` removes the slow tests
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start files with slow tests first, so that parallel workers finish at about the same time."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 @pytest.fixture(scope="session")
 def real_data() -> Path:
-    """The folder with the real data sets. Skips where none was named; fails where the named one is not there."""
+    """The folder of the real data sets. Skips if `G2UARDFL_DATA` is not set; fails if it names no such folder."""
     named = os.environ.get("G2UARDFL_DATA")
     if not named:
-        pytest.skip("needs the real data sets: set G2UARDFL_DATA to the folder that holds them")
+        pytest.skip("needs the real data sets: set G2UARDFL_DATA to their folder")
     folder = Path(named)
     assert (folder / "mnist").is_dir(), f"G2UARDFL_DATA={named} holds no data sets"
     return folder

@@ -1,4 +1,4 @@
-"""g2uardfl keeps backdoors out of federated learning.
+"""g2uardfl: backdoor defences for federated learning.
 
 >>> import g2uardfl
 >>> guard = g2uardfl.G2uardFL(seed=0)
@@ -34,7 +34,7 @@ __all__ = [
     "tasks",
 ]
 
-_HOMES = {
+_MODULES = {
     "AggregationResult": ".aggregators.base",
     "Aggregator": ".aggregators.base",
     "ConfigError": ".core.errors",
@@ -44,12 +44,13 @@ _HOMES = {
     "StateError": ".core.errors",
     "Verdict": ".aggregators.base",
 }
+"""Public name -> the module that defines it."""
 
 
 def __getattr__(name: str) -> Any:
-    """Import public names when they are first used, so that the command line starts without torch."""
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name], __name__), name)
+    """Import public names on first use, so that the command line starts without importing torch."""
+    if name in _MODULES:
+        return getattr(importlib.import_module(_MODULES[name], __name__), name)
     if name in ("aggregators", "attacks", "tasks"):
         return importlib.import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""FoolsGold against loops, a round by hand, and the mistakes that its public ports make."""
+"""FoolsGold against loops, a round by hand, and the mistakes of its public ports."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from g2uardfl.aggregators.foolsgold import FoolsGold, learning_rates
 from g2uardfl.core.errors import ConfigError, StateError
 from g2uardfl.core.state_files import SavedState, read_state, write_state
 from helpers.models import batch_norm_model, federation, odd_mlp, perturbed, same
+from helpers.rounds import accepted, decisions, weights_of
 
 
 def cosine(a, b):
-    lengths = math.sqrt(math.fsum(x * x for x in a)) * math.sqrt(math.fsum(y * y for y in b))
-    return math.fsum(x * y for x, y in zip(a, b, strict=True)) / lengths if lengths > 0 else 0.0
+    norms = math.sqrt(math.fsum(x * x for x in a)) * math.sqrt(math.fsum(y * y for y in b))
+    return math.fsum(x * y for x, y in zip(a, b, strict=True)) / norms if norms > 0 else 0.0
 
 
 def slow_alphas(vectors, kappa=1.0):
@@ -37,7 +38,7 @@ def slow_alphas(vectors, kappa=1.0):
     result = []
     for alpha in alphas:
         alpha /= max(alphas)
-        if alpha > 1 - 1e-10:  # the most original client, and whoever equals it up to rounding
+        if alpha > 1 - 1e-10:  # the client with the largest α, and those equal up to rounding
             alpha = 0.99
         stretched = kappa * (math.log(alpha / (1 - alpha)) + 0.5) if alpha > 0 else -math.inf
         result.append(min(1.0, max(0.0, stretched)))
@@ -45,7 +46,7 @@ def slow_alphas(vectors, kappa=1.0):
 
 
 def one_layer(updates, names="abcdefghij"):
-    """A model of zeros with a single matrix, and clients whose updates are given."""
+    """A model of zeros with a single matrix, and clients with the given updates."""
     model = {"w": np.zeros((1, len(updates[0])))}
     return model, {name: {"w": np.array([u], float)} for name, u in zip(names, updates, strict=False)}
 
@@ -74,7 +75,7 @@ def vectors_of(kind, seed, clients, size):
     size=st.integers(1, 6),
     kappa=st.sampled_from([0.1, 1.0, 3.0]),
 )
-@example(kind="random", seed=1, clients=5, size=5, kappa=0.1)  # two equally original up to rounding
+@example(kind="random", seed=1, clients=5, size=5, kappa=0.1)  # two equal largest α up to rounding
 def test_a_round_is_that_of_the_published_algorithm_divided_by_the_number_of_clients(kind, seed, clients, size, kappa):
     vectors = vectors_of(kind, seed, clients, size)
     model, sent = one_layer(vectors)
@@ -82,13 +83,12 @@ def test_a_round_is_that_of_the_published_algorithm_divided_by_the_number_of_cli
     alphas = slow_alphas(vectors.tolist(), kappa)
     expected = sum(alpha * vector for alpha, vector in zip(alphas, vectors, strict=True)) / clients
     np.testing.assert_allclose(result.weights["w"][0], expected, rtol=1e-6, atol=1e-8 * np.abs(vectors).max())
-    for verdict, alpha in zip(result.verdicts.values(), alphas, strict=True):
-        assert verdict.weight == pytest.approx(alpha / clients, abs=1e-7)
-        assert verdict.decision == ("accepted" if alpha > 0 else "held_out")
+    assert weights_of(result) == pytest.approx([alpha / clients for alpha in alphas], abs=1e-7)
+    assert decisions(result) == "".join("a" if alpha > 0 else "h" for alpha in alphas)
 
 
 def test_a_round_by_hand():
-    """Cosines: a-b 0.6, a-c 0, b-c -0.8. So 1 - max is 0.4, 0.4 and 1, and ln(0.4 / 0.6) + 0.5 = 0.0945."""
+    """The similarities are a-b 0.6, a-c 0, b-c -0.8; so 1 - max is 0.4, 0.4 and 1, and ln(0.4/0.6) + 0.5 = 0.0945."""
     model, clients = one_layer([[1, 0], [0.6, 0.8], [0, -1]])
     result = FoolsGold().aggregate(model, clients)
     alpha = 0.0945348919
@@ -99,8 +99,8 @@ def test_a_round_by_hand():
     assert "'b'" in result.verdicts["a"].reason
 
 
-def test_an_honest_client_that_resembles_two_sybils_is_pardoned():
-    """The Sybils' v is 1, the honest client's 0.8: its cosines with them shrink to 0.64."""
+def test_an_honest_client_that_is_similar_to_two_sybils_is_pardoned():
+    """The Sybils' v is 1, the honest client's 0.8: its similarities to them shrink to 0.64."""
     similarities = np.array([[1, 0.8, 0.8], [0.8, 1, 1], [0.8, 1, 1]])
     assert learning_rates(similarities).tolist() == [1, 0, 0]
     # Unpardoned, a second honest client at 0.5 would leave it (1 - 0.8) / (1 - 0.5) = 0.4; pardoned it has 0.48.
@@ -110,30 +110,31 @@ def test_an_honest_client_that_resembles_two_sybils_is_pardoned():
     assert learning_rates(similarities) == pytest.approx([expected, 0, 0, 1])
 
 
-# What the public ports get wrong (each test fails with the mistake in its name).
+# Mistakes of public ports: each test fails with the mistake it names.
 
 
 @pytest.mark.parametrize("clients", [2, 4, 6])
 @pytest.mark.parametrize("update", [[0.5, 0.25], [3.0, 0.0], [1e-20, 0.1], [0.1, 0.7]])
-def test_all_identical_updates_keep_the_model_and_are_no_nan(clients, update):
+def test_identical_updates_keep_the_model_and_give_no_nan(clients, update):
     model, sent = one_layer([update] * clients)
     result = FoolsGold().aggregate(model, sent)
     np.testing.assert_array_equal(result.weights["w"], [[0, 0]])
-    assert {verdict.decision for verdict in result.verdicts.values()} == {"held_out"}
-    assert "global model was kept" in result.note
+    assert not accepted(result)
+    assert [event.kind for event in result.report.events] == ["model_kept"]
+    assert result.note == "Every update has cosine similarity 1 with another: the global model was kept."
 
 
-def test_rounding_does_not_make_one_of_many_copies_the_most_original():
+def test_rounding_errors_do_not_give_a_copy_a_positive_weight():
     rng = np.random.default_rng(0)
     direction = rng.normal(size=5000)
     model, sent = one_layer([direction * scale for scale in (1, 1.1, 0.3, 7)])
     assert not FoolsGold().aggregate(model, sent).weights["w"].any()
 
 
-def test_weights_are_not_made_to_sum_to_one():
+def test_weights_are_not_scaled_to_sum_1():
     model, sent = one_layer([[1, 0], [0, 1], [-1, -1], [-1, -1]])
     result = FoolsGold().aggregate(model, sent)
-    assert [verdict.weight for verdict in result.verdicts.values()] == [0.25, 0.25, 0, 0]
+    assert weights_of(result) == [0.25, 0.25, 0, 0]
 
 
 def test_the_sum_is_divided_by_the_number_of_clients():
@@ -141,7 +142,7 @@ def test_the_sum_is_divided_by_the_number_of_clients():
     np.testing.assert_allclose(FoolsGold().aggregate(model, sent).weights["w"], [[0.6] * 5])
 
 
-def test_long_updates_are_not_normalised():
+def test_large_updates_are_not_normalised():
     model, sent = one_layer([[4, 0], [0, 1]])
     np.testing.assert_allclose(FoolsGold().aggregate(model, sent).weights["w"], [[2, 0.5]])
 
@@ -151,23 +152,22 @@ def test_only_the_output_layer_is_compared():
     clients = {i: perturbed(model, i) for i in range(5)}
     for name in ("2.weight", "2.bias"):
         clients[4][name] = clients[3][name]
-    decisions = [verdict.decision for verdict in FoolsGold().aggregate(model, clients).verdicts.values()]
-    assert decisions[3:] == ["held_out", "held_out"]
+    assert decisions(FoolsGold().aggregate(model, clients))[3:] == "hh"
     whole = {i: perturbed(model, i) for i in range(5)}
     whole[4] = {**whole[3], "2.weight": whole[4]["2.weight"]}
     assert FoolsGold().aggregate(model, whole).verdicts[4].decision == "accepted"
 
 
 def test_updates_are_compared_not_weights():
-    """Beside a model of norm 1000 all weights have cosine 1; the updates are at right angles."""
+    """The weights have a cosine similarity near 1, because the model has norm 1000; the updates have 0."""
     model = {"w": np.full((1, 3), 1000.0)}
     clients = {i: {"w": model["w"] + np.eye(3)[i]} for i in range(3)}
     result = FoolsGold().aggregate(model, clients)
-    assert [verdict.weight for verdict in result.verdicts.values()] == [1 / 3] * 3
+    assert weights_of(result) == [1 / 3] * 3
 
 
 def test_history_is_kept_by_client_id_not_by_position():
-    """Two Sybils take turns: their sums are alike although their updates of this round are not."""
+    """Two Sybils alternate: their sums are similar although their updates of this round are not."""
     rounds = [
         {"evil-1": [5, 0, 0], "evil-2": [0, 5, 0], "x": [0, 0, 1]},
         {"y": [1, 0, 9], "evil-2": [5, 0, 0.1], "z": [0, -1, 2], "evil-1": [0.1, 5, 0]},
@@ -177,7 +177,7 @@ def test_history_is_kept_by_client_id_not_by_position():
         for sent in rounds:
             clients = {client: {"w": np.array([u], float)} for client, u in sent.items()}
             result = rule.aggregate({"w": np.zeros((1, 3))}, clients)
-        # The clients of the last round are told apart by name, in whatever place they came.
+        # The order of the clients differs between the rounds.
         sums = [[5.1, 5, 0], [5, 5, 0.1], [1, 0, 9], [0, -1, 2]]
         now = [[0.1, 5, 0], [5, 0, 0.1], [1, 0, 9], [0, -1, 2]]
         expected = slow_alphas(sums if remembers else now)
@@ -189,7 +189,7 @@ def test_history_is_kept_by_client_id_not_by_position():
 # The layer, memory and degenerate rounds.
 
 
-def test_the_compared_layer_is_the_last_matrix_in_the_models_own_order_not_the_alphabets():
+def test_the_compared_layer_is_the_last_matrix_in_the_order_of_the_model_not_of_the_alphabet():
     model = {"z.weight": np.zeros((2, 2)), "a.weight": np.zeros((2, 2)), "a.bias": np.zeros(2)}
     rng = np.random.default_rng(1)
     clients = {i: {name: rng.normal(size=value.shape) for name, value in model.items()} for i in range(4)}
@@ -199,21 +199,21 @@ def test_the_compared_layer_is_the_last_matrix_in_the_models_own_order_not_the_a
     assert "'a.weight'" in result.verdicts[3].reason
     other = FoolsGold(layer="z.weight").aggregate(model, clients)
     alphas = slow_alphas([clients[i]["z.weight"].ravel().tolist() for i in range(4)])
-    assert [verdict.weight for verdict in other.verdicts.values()] == pytest.approx([alpha / 4 for alpha in alphas])
+    assert weights_of(other) == pytest.approx([alpha / 4 for alpha in alphas])
 
 
 def test_a_model_without_a_matrix_is_compared_whole():
     model = {"a": np.zeros(2), "b": np.zeros(1)}
     clients = {0: {"a": np.array([1.0, 0]), "b": np.zeros(1)}, 1: {"a": np.zeros(2), "b": np.ones(1)}}
-    assert [v.weight for v in FoolsGold().aggregate(model, clients).verdicts.values()] == [0.5, 0.5]
+    assert weights_of(FoolsGold().aggregate(model, clients)) == [0.5, 0.5]
 
 
-def test_a_layer_that_is_not_there_is_refused_with_those_that_are():
+def test_an_unknown_layer_is_refused_with_the_known_ones():
     with pytest.raises(ConfigError, match=r"'fc'.*0.weight, 0.bias, 2.weight, 2.bias"):
         FoolsGold(layer="fc").aggregate(odd_mlp(), federation(odd_mlp()))
 
 
-def test_one_client_alone_has_weight_one_and_nobodys_samples_count():
+def test_a_single_client_has_weight_1_whatever_its_samples():
     model, sent = one_layer([[2, 3]])
     np.testing.assert_allclose(FoolsGold().aggregate(model, sent, {"a": 0}).weights["w"], [[2, 3]])
 
@@ -223,14 +223,14 @@ def test_running_statistics_are_averaged_by_the_same_weights():
     clients = {i: perturbed(model, i) for i in range(4)}
     clients[3] = {**clients[2], "1.running_mean": torch.full((4,), 1e6)}
     result = FoolsGold().aggregate(model, clients)
-    weights = np.array([verdict.weight for verdict in result.verdicts.values()])
+    weights = np.array(weights_of(result))
     assert weights[2] == weights[3] == 0
     slow = sum(w * clients[i]["1.running_mean"].double().numpy() for i, w in enumerate(weights)) / weights.sum()
     np.testing.assert_allclose(result.weights["1.running_mean"], slow, rtol=1e-6)
 
 
 @pytest.mark.parametrize("when", [0, 1, 2])
-def test_a_restored_rule_goes_on_bit_for_bit(tmp_path, when):
+def test_a_restored_rule_with_history_continues_bit_for_bit(tmp_path, when):
     model = odd_mlp()
     rule = kept = FoolsGold(history=True)
     for number in range(4):
@@ -268,11 +268,10 @@ def test_an_incomplete_state_is_one_clear_error(values):
 
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), clients=st.integers(2, 8), scales=st.lists(st.floats(1e-6, 1e6), min_size=8))
-def test_only_directions_decide_the_weights(seed, clients, scales):
+def test_weights_depend_on_cosine_similarities_alone(seed, clients, scales):
     vectors = np.random.default_rng(seed).normal(size=(clients, 4))
     model, sent = one_layer(vectors)
     _, scaled = one_layer(vectors * np.array(scales[:clients])[:, None])
-    plain = [verdict.weight for verdict in FoolsGold().aggregate(model, sent).verdicts.values()]
-    again = [verdict.weight for verdict in FoolsGold().aggregate(model, scaled).verdicts.values()]
+    plain, again = (weights_of(FoolsGold().aggregate(model, clients_)) for clients_ in (sent, scaled))
     assert plain == pytest.approx(again, abs=1e-6)
     assert all(0 <= weight <= 1 / clients for weight in plain)

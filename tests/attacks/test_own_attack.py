@@ -1,4 +1,4 @@
-"""A third party's attacks, from a module of their own, in a federation on every engine."""
+"""A third party's attacks, from their own module, on every engine."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ from g2uardfl import attacks
 from g2uardfl.attacks.base import Attack
 from g2uardfl.core.errors import ConfigError, G2uardFLError
 from g2uardfl.simulation.config import RunConfig
-from g2uardfl.simulation.run import Simulation
+from g2uardfl.simulation.run import Interrupted, Simulation
 from g2uardfl.training.local import Job, share_predicted, train_locally
+from helpers.attacking import StopAfter, observed_rounds
+from helpers.models import same
+from helpers.processes import PATIENCE
 
 MIRRORED = '''
-"""Mirrored sevens are to be called ones; attackers train twice as long and double their update."""
+"""Mirrored sevens get the label 1; attackers train twice as long and double their update."""
 
 from dataclasses import replace
 
@@ -32,7 +35,7 @@ from g2uardfl.tasks.base import Samples
 
 class Mirrored(Attack):
     name = "mirrored"
-    summary = "mirrored pictures are ones"
+    summary = "labels mirrored pictures as ones"
 
     def backdoor_test(self):
         return self.mirror(self.task.test.take(torch.nonzero(self.task.test.y == 7).flatten()))
@@ -101,7 +104,7 @@ class CountingSettings:
 
 class Counting(Attack):
     name = "counting"
-    summary = "attacks every so often"
+    summary = "attacks in every n-th round"
     Settings = CountingSettings
     rounds = 0
 
@@ -129,7 +132,7 @@ class Forgetful(Attack):
 
 class Impostor(Attack):
     name = "impostor"
-    summary = "speaks for a client it does not have"
+    summary = "sends a model for a client it does not have"
 
     def submissions(self, turn, trained):
         return {who.client: trained[who.client] for who in turn.members} | {-1: turn.global_weights}
@@ -140,14 +143,14 @@ class NotAnAttack:
 """
 
 CONFIG = {"task": "digits", "clients": 30, "per_round": 8, "pmr": 0.5, "workers": 1}
-EVERYBODY = {"clients": 20, "per_round": 20, "pmr": 0.8, "rounds": 6, "evaluate_every": 6}
-"""A round in which all four bars are there, whatever the seed."""
+ALL_CLIENTS = {"clients": 20, "per_round": 20, "pmr": 0.8, "rounds": 6, "evaluate_every": 6}
+"""Rounds in which every client takes part, and so all four bars."""
 ENGINES = pytest.mark.parametrize("engine", ["loop", "workers", "batched"])
 
 
 @pytest.fixture(scope="module", autouse=True)
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Somebody else's folder of modules, importable for this file; starts are kept beside it."""
+    """A third party's folder of modules, importable for this file, and a cache of initial models."""
     place = tmp_path_factory.mktemp("theirs")
     package = place / "their_package"
     package.mkdir()
@@ -165,7 +168,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
-    """As worker processes have, so that they add in the same order."""
+    """The same number of threads as worker processes, so that sums have the same order."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -180,7 +183,7 @@ def simulate(attack: str, engine: str = "loop", **changes) -> Simulation:
 
 @pytest.fixture(scope="module")
 def run(folder: Path) -> Callable[..., Simulation]:
-    """Like `simulate`, but what several tests ask for is done once."""
+    """Like `simulate`, but each run is done once."""
     done: dict[tuple[str, str], Simulation] = {}
 
     def once(attack: str, engine: str, **changes) -> Simulation:
@@ -191,7 +194,7 @@ def run(folder: Path) -> Callable[..., Simulation]:
     return once
 
 
-def test_it_is_found_by_its_address_and_short():
+def test_it_is_found_by_its_address_and_takes_few_lines():
     attack = attacks.create("their_package.mirrored:Mirrored")
     assert isinstance(attack, Attack)
     assert attack.name == "mirrored"
@@ -199,6 +202,7 @@ def test_it_is_found_by_its_address_and_short():
     assert len([line for line in body.splitlines() if line.strip()]) <= 20
 
 
+@pytest.mark.slow
 @ENGINES
 def test_it_plants_its_backdoor_on_every_engine(run, engine):
     simulation = run("their_package.mirrored:Mirrored", engine, rounds=4)
@@ -210,9 +214,10 @@ def test_it_plants_its_backdoor_on_every_engine(run, engine):
     assert any(record["attacking"] for record in simulation.records)
 
 
+@pytest.mark.slow
 @ENGINES
 def test_two_groups_plant_two_backdoors_at_once_on_every_engine(run, engine):
-    simulation = run("their_package.two_backdoors:TwoBackdoors", engine, **EVERYBODY)
+    simulation = run("their_package.two_backdoors:TwoBackdoors", engine, **ALL_CLIENTS)
     edge, bars = (half.backdoor_test() for half in simulation.attack.halves)
     assert len(simulation.attack.backdoor_test()) == len(edge) + len(bars)
     assert set(edge.y.tolist()) == {0}
@@ -228,12 +233,13 @@ def test_two_groups_plant_two_backdoors_at_once_on_every_engine(run, engine):
     assert simulation.records[-1]["acc"] > 0.8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("address", "changes"), [("mirrored:Mirrored", {"rounds": 4}), ("two_backdoors:TwoBackdoors", EVERYBODY)]
+    ("address", "changes"), [("mirrored:Mirrored", {"rounds": 4}), ("two_backdoors:TwoBackdoors", ALL_CLIENTS)]
 )
 def test_worker_processes_end_with_the_loops_weights_bit_for_bit(run, address, changes):
     loop, workers = (run(f"their_package.{address}", engine, **changes) for engine in ("loop", "workers"))
-    assert all(torch.equal(value, workers.weights[key]) for key, value in loop.weights.items())
+    assert same(workers.weights, loop.weights)
 
 
 @pytest.mark.parametrize("address", ["mirrored:Mirrored", "two_backdoors:TwoBackdoors"])
@@ -244,38 +250,36 @@ def test_a_batched_round_ends_with_the_loops_weights_up_to_rounding(address):
         torch.testing.assert_close(batched.weights[key], value, rtol=0, atol=1e-4)
 
 
-def test_what_it_sends_is_what_it_says():
-    simulation = Simulation(RunConfig(**{**CONFIG, "attack": "their_package.mirrored:Mirrored", "engine": "loop"}))
-    heard = []
-    aggregate = simulation.defense.aggregate
-    simulation.defense.aggregate = lambda *given: heard.append(given) or aggregate(*given)
-    simulation.prepare()
-    before = {name: value.clone() for name, value in simulation.weights.items()}
-    record = simulation._round(1)
-    _, sent, _ = heard[0]
+def test_the_server_receives_what_the_attack_sends():
+    config = {**CONFIG, "attack": "their_package.mirrored:Mirrored", "engine": "loop", "rounds": 1}
+    simulation = Simulation(RunConfig(**config))
+    (round_,) = observed_rounds(simulation)
+    before = round_.global_weights
+    (record,) = simulation.records
+    assert record["attacking"]
     for client in record["attacking"]:
         honest = simulation.honest_job(1, client)
         recipe = simulation.attack.recipe(honest.recipe)
         assert (recipe.epochs, recipe.radius) == (2 * honest.recipe.epochs, 1.5)
-        job = Job(client, simulation._poisoned_samples(client), recipe, honest.seed)
+        job = Job(client, simulation.samples.poisoned(client), recipe, honest.seed)
         trained = train_locally(simulation.task, simulation.task.build_model(), before, job)
         for name, value in trained.items():
             doubled = before[name].double() + 2 * (value.double() - before[name].double())
-            torch.testing.assert_close(sent[client][name].double(), doubled, rtol=0, atol=1e-5)
-    assert record["attacking"]
+            torch.testing.assert_close(round_.client_weights[client][name].double(), doubled, rtol=0, atol=1e-5)
 
 
 def test_each_half_trains_on_its_own_backdoor():
     simulation = simulate("their_package.two_backdoors:TwoBackdoors", rounds=3, start="scratch")
     edge, _ = simulation.attack.halves
-    assert simulation._poisoned
-    for client, poisoned in simulation._poisoned.items():
-        lit = (poisoned.x[:, :, 6:, 6:] == 16).flatten(1).all(dim=1) & (poisoned.y == 0)
-        clean = len(simulation._data[client])
+    clients = {client for record in simulation.records for client in record["malicious"]}
+    assert clients
+    for client in clients:
+        poisoned, clean = simulation.samples.poisoned(client), len(simulation.samples.clients[client])
+        corner = (poisoned.x[:, :, 6:, 6:] == 16).flatten(1).all(dim=1) & (poisoned.y == 0)
         if client in edge.team:
-            assert int(lit.sum()) == pytest.approx(clean / 2, abs=1)
+            assert int(corner.sum()) == pytest.approx(clean / 2, abs=1)
         else:
-            assert int(lit.sum()) <= 1
+            assert int(corner.sum()) <= 1
             assert int((poisoned.y == 5).sum()) >= clean // 2
 
 
@@ -285,7 +289,7 @@ def test_it_can_be_wrapped():
     assert simulation.attack.inner.name == "mirrored"
 
 
-def test_its_settings_are_checked_and_its_memory_is_resumed():
+def test_its_settings_are_checked_and_its_memory_survives_a_resume():
     name = "their_package.counting:Counting"
     with pytest.raises(ConfigError, match="every=0"):
         attacks.create(name, every=0)
@@ -294,15 +298,13 @@ def test_its_settings_are_checked_and_its_memory_is_resumed():
     config = {"rounds": 6, "start": "scratch", "attack_settings": {"every": 3}, "per_round": 20, "local_steps": 1}
     whole = simulate(name, **config)
     assert [bool(record["attacking"]) for record in whole.records] == [False, False, True, False, False, True]
-    cut = Simulation(whole.config)
-    cut.prepare()
-    for number in (1, 2):
-        cut.records.append(cut._round(number))
-    again = Simulation(whole.config)
-    again.resume(cut.checkpoint(), list(cut.records))
-    again.run()
-    assert [record["attacking"] for record in again.records] == [record["attacking"] for record in whole.records]
-    assert all(torch.equal(value, again.weights[key]) for key, value in whole.weights.items())
+    stopped, resumed = Simulation(whole.config), Simulation(whole.config)
+    with pytest.raises(Interrupted):
+        stopped.run([StopAfter(2)])
+    resumed.resume(stopped.checkpoint(), list(stopped.records))
+    resumed.run()
+    assert [record["attacking"] for record in resumed.records] == [record["attacking"] for record in whole.records]
+    assert same(resumed.weights, whole.weights)
 
 
 @pytest.mark.parametrize(
@@ -320,7 +322,7 @@ def test_a_wrong_address_is_one_clear_error(address, message):
 
 
 @pytest.mark.parametrize("pattern", ["{}", "model_obfuscation({})"])
-def test_an_attack_that_forgets_one_of_its_members_is_one_clear_error(pattern):
+def test_an_attack_that_sends_nothing_for_a_member_is_one_clear_error(pattern):
     attack = pattern.format("their_package.counting:Forgetful")
     simulation = Simulation(RunConfig(**{**CONFIG, "attack": attack, "start": "scratch", "engine": "loop"}))
     last = max(simulation.schedule.malicious.intersection(simulation.schedule.selected[0].tolist()))
@@ -330,20 +332,21 @@ def test_an_attack_that_forgets_one_of_its_members_is_one_clear_error(pattern):
     assert "\n" not in str(caught.value)
 
 
-def test_an_attack_that_speaks_for_others_is_one_clear_error():
+def test_an_attack_that_sends_a_model_for_another_client_is_one_clear_error():
     attack = "their_package.counting:Impostor"
     simulation = Simulation(RunConfig(**{**CONFIG, "attack": attack, "start": "scratch", "engine": "loop"}))
-    with pytest.raises(G2uardFLError, match="client -1, which is none of its members in round 1"):
+    with pytest.raises(G2uardFLError, match="client -1, which is not a member in round 1"):
         simulation.run()
 
 
-def test_on_the_command_line_a_file_in_the_folder_one_works_in_is_enough(folder: Path):
+@pytest.mark.slow
+def test_on_the_command_line_a_file_in_the_current_folder_is_enough(folder: Path):
     program = [sys.executable, "-c", "from g2uardfl.cli import main; main()"]
     (folder / "mine.py").write_text(MIRRORED, encoding="utf-8")
     arguments = ["run", "--task", "digits", "--attack", "mine:Mirrored", "--defense", "fedavg", "--rounds", "2"]
     arguments += ["--clients", "30", "--per-round", "8", "--pmr", "0.5", "--start-from", "scratch"]
     arguments += ["--out", "run"]
-    found = subprocess.run([*program, *arguments], cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    found = subprocess.run([*program, *arguments], cwd=folder, capture_output=True, text=True, timeout=10 * PATIENCE)
     assert found.returncode == 0, found.stderr
     records = [json.loads(line) for line in (folder / "run/rounds.jsonl").read_text().splitlines()]
     assert len(records) == 2

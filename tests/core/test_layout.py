@@ -1,4 +1,4 @@
-"""Model layouts: what is a parameter, what a layer, and how a model becomes a vector and a model again."""
+"""Model layouts: kinds of entries, layers, and conversion between models and flat vectors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def zeros(*names: str) -> dict[str, np.ndarray]:
 
 
 def grouped(weights) -> dict[str, list[str]]:
-    """Layer -> the names of its parameters in the order of their columns, read off the columns."""
+    """Layer -> the names of its parameters in the order of their columns."""
     layout = ModelLayout.of(weights)
     return {
         layer.name: [
@@ -34,7 +34,7 @@ def grouped(weights) -> dict[str, list[str]]:
 
 
 class Net(torch.nn.Module):
-    """A model with everything that has to be told apart."""
+    """A model with all kinds of entries and layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,42 +45,42 @@ class Net(torch.nn.Module):
         self.temperature = torch.nn.Parameter(torch.ones(()))
 
 
-def test_a_modules_weight_and_bias_are_one_layer():
+def test_weight_and_bias_of_a_module_form_one_layer():
     assert grouped(zeros("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias")) == {
         "fc1": ["fc1.bias", "fc1.weight"],
         "fc2": ["fc2.bias", "fc2.weight"],
     }
 
 
-def test_weight_and_bias_are_one_layer_even_when_they_are_listed_apart():
+def test_weight_and_bias_form_one_layer_when_they_are_not_adjacent():
     weights = zeros("a.weight", "b.weight", "a.bias", "b.bias")
     assert grouped(weights) == {"a": ["a.bias", "a.weight"], "b": ["b.bias", "b.weight"]}
 
 
-def test_a_module_inside_another_is_its_own_layer():
+def test_a_nested_module_is_a_separate_layer():
     assert list(grouped(zeros("block.0.weight", "block.1.weight", "block.scale"))) == ["block.0", "block.1", "block"]
 
 
-def test_each_layer_of_an_lstm_is_its_own_layer_with_both_directions():
+def test_each_layer_of_an_lstm_is_a_separate_layer_with_both_directions():
     groups = grouped(dict(torch.nn.LSTM(3, 2, num_layers=2, bidirectional=True).state_dict()))
     assert sorted(len(names) for names in groups.values()) == [8, 8]
     for names in groups.values():
         assert len({"_l0" in name for name in names}) == 1
 
 
-def test_names_without_a_dot_are_layers_of_their_own_but_for_one_modules_weight_and_bias():
+def test_names_without_a_dot_are_separate_layers_except_weight_and_bias():
     assert list(grouped(zeros("alpha", "beta"))) == ["alpha", "beta"]
     assert grouped(dict(torch.nn.Linear(2, 2).state_dict())) == {"model": ["bias", "weight"]}
 
 
-def test_a_real_modules_entries_are_parameters_statistics_and_counters():
+def test_entries_of_a_torch_module_are_parameters_statistics_and_counters():
     kinds = {entry.name: entry.kind for entry in ModelLayout.of(Net().state_dict()).entries}
     assert {name for name, kind in kinds.items() if kind == "statistic"} == {"norm.running_mean", "norm.running_var"}
     assert {name for name, kind in kinds.items() if kind == "counter"} == {"norm.num_batches_tracked"}
     assert {name for name, kind in kinds.items() if kind == "parameter"} == set(dict(Net().named_parameters()))
 
 
-def test_a_real_modules_layers_are_its_modules():
+def test_layers_of_a_torch_module_are_its_submodules():
     groups = grouped(Net().state_dict())
     assert groups["conv"] == ["conv.bias", "conv.weight"]
     assert groups["norm"] == ["norm.bias", "norm.weight"]
@@ -89,7 +89,7 @@ def test_a_real_modules_layers_are_its_modules():
     assert len(groups) == 7  # with head.0 and the two layers of the LSTM
 
 
-def test_the_vector_holds_each_parameter_once_layer_by_layer_and_no_buffer():
+def test_the_vector_contains_each_parameter_once_by_layer_and_no_buffers():
     state = Net().state_dict()
     layout = ModelLayout.of(state)
     expected = np.concatenate([state[name].numpy().ravel() for names in grouped(state).values() for name in names])
@@ -97,7 +97,7 @@ def test_the_vector_holds_each_parameter_once_layer_by_layer_and_no_buffer():
     assert layout.num_parameters == sum(parameter.numel() for parameter in Net().parameters())
 
 
-def test_an_update_is_the_clients_vector_minus_the_global_one():
+def test_an_update_is_the_clients_vector_minus_the_global_vector():
     ours, theirs = Net().state_dict(), Net().state_dict()
     layout = ModelLayout.of(ours)
     update = torch.full((layout.num_parameters,), 7.0)
@@ -106,26 +106,26 @@ def test_an_update_is_the_clients_vector_minus_the_global_one():
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-def test_an_update_can_come_in_any_precision(dtype):
+def test_clients_may_send_any_floating_point_precision(dtype):
     model = {"a": np.full(3, 0.5, F32)}
     update = torch.empty(3)
     ModelLayout.of(model).subtract({"a": np.array([0.5, 1.0, -2.0], dtype)}, torch.full((3,), 0.5), out=update)
     assert update.tolist() == [0.0, 0.5, -2.5]
 
 
-def test_layers_cover_all_columns_without_gap_or_overlap():
+def test_layers_cover_all_columns_without_gaps_or_overlaps():
     layout = ModelLayout.of(Net().state_dict())
     covered = [column for layer in layout.layers for column in range(layer.columns.start, layer.columns.stop)]
     assert covered == list(range(layout.num_parameters))
 
 
-def test_whole_number_arrays_are_counters_whatever_their_name():
+def test_integer_and_boolean_arrays_are_counters_whatever_their_name():
     weights = {"a.weight": np.zeros(2, F32), "a.steps": np.array(3), "a.mask": np.array([True, False])}
     kinds = {entry.name: entry.kind for entry in ModelLayout.of(weights).entries}
     assert kinds == {"a.weight": "parameter", "a.steps": "counter", "a.mask": "counter"}
 
 
-def test_an_array_of_no_numbers_is_kept_and_takes_no_columns():
+def test_an_empty_array_is_kept_and_has_no_columns():
     weights = {"a.weight": np.zeros(3, F32), "a.nothing": np.zeros((0, 4), F32)}
     layout = ModelLayout.of(weights)
     assert layout.num_parameters == 3
@@ -149,7 +149,7 @@ def test_a_float64_running_mean_does_not_make_the_vectors_float64():
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-def test_numpy_models_come_back_as_they_were(dtype):
+def test_a_numpy_model_survives_flattening_and_rebuilding(dtype):
     rng = np.random.default_rng(0)
     weights = OrderedDict(
         [("b.weight", rng.normal(size=(2, 3)).astype(dtype)), ("a", rng.normal(size=()).astype(dtype))]
@@ -164,7 +164,7 @@ def test_numpy_models_come_back_as_they_were(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
-def test_torch_models_come_back_as_they_were(dtype):
+def test_a_torch_model_survives_flattening_and_rebuilding(dtype):
     state = {
         name: value.to(dtype) if value.is_floating_point() else value for name, value in Net().state_dict().items()
     }
@@ -174,13 +174,13 @@ def test_torch_models_come_back_as_they_were(dtype):
     assert all(built[name].data_ptr() != value.data_ptr() for name, value in state.items())
 
 
-def test_values_beyond_a_half_precision_models_range_stay_at_its_end():
+def test_values_outside_the_range_of_half_precision_are_clamped():
     weights = {"a": np.zeros(3, np.float16)}
     built = ModelLayout.of(weights).rebuild(weights, torch.tensor([1e6, -1e6, 2.0]), {})
     assert built["a"].tolist() == [65504.0, -65504.0, 2.0]
 
 
-def test_averaged_counters_are_rounded_to_whole_numbers_and_switches_at_a_half():
+def test_averaged_counters_are_rounded_and_booleans_are_thresholded_at_one_half():
     weights = {"a": np.zeros(1, F32), "n": np.array([0, 0]), "on": np.array([True, False])}
     buffers = {"n": torch.tensor([2.4, 2.6]).double(), "on": torch.tensor([0.4, 0.6]).double()}
     built = ModelLayout.of(weights).rebuild(weights, torch.zeros(1), buffers)
@@ -189,27 +189,27 @@ def test_averaged_counters_are_rounded_to_whole_numbers_and_switches_at_a_half()
 
 
 @pytest.mark.parametrize(("dtype", "sent", "highest"), [(np.int64, 2**63 - 1, 2**63 - 1), (np.int8, 300, 127)])
-def test_a_counter_beyond_its_range_stays_at_its_end(dtype, sent, highest):
+def test_a_counter_outside_its_range_is_clamped(dtype, sent, highest):
     weights = {"a": np.zeros(1, F32), "n": np.array([0], dtype)}
     layout = ModelLayout.of(weights)
     values = layout.buffer_values({"a": np.zeros(1, F32), "n": np.array([sent], np.int64)})
     assert int(layout.rebuild(weights, torch.zeros(1), values)["n"][0]) == pytest.approx(highest)
 
 
-def test_buffers_that_nobody_averaged_are_kept():
+def test_buffers_without_an_average_are_kept():
     weights = {"a": np.zeros(1, F32), "running_mean": np.array([4.5], F32)}
     assert ModelLayout.of(weights).rebuild(weights, torch.ones(1), {})["running_mean"].tolist() == [4.5]
 
 
 @given(st.lists(st.floats(0, 10), min_size=1, max_size=6).filter(lambda shares: sum(shares) > 1e-3))
-def test_buffers_are_averaged_by_share(shares):
+def test_buffers_are_averaged_with_the_given_shares(shares):
     values = [{"m": torch.tensor([float(k), -float(k)]).double()} for k in range(len(shares))]
     expected = sum(k * share for k, share in enumerate(shares)) / sum(shares)
     averaged = average_buffers(values, np.array(shares))["m"].tolist()
     assert averaged == pytest.approx([expected, -expected], abs=1e-9)
 
 
-def test_buffers_are_not_averaged_where_no_client_has_a_share():
+def test_buffers_are_not_averaged_if_all_shares_are_zero():
     assert average_buffers([{"m": torch.ones(1)}], np.zeros(1)) == {}
 
 
@@ -233,23 +233,23 @@ MODEL = {
         ({"extra": np.ones(1, F32)}, "'extra', which the model does not have"),
     ],
 )
-def test_weights_unlike_the_models_are_refused_with_what_is_wrong(change, message):
+def test_weights_that_do_not_fit_the_model_are_rejected_with_the_reason(change, message):
     with pytest.raises(BadWeightsError, match=message):
         ModelLayout.of(MODEL).check({**MODEL, **change})
 
 
-def test_weights_with_something_missing_are_refused_with_its_name():
+def test_weights_with_a_missing_array_are_rejected_with_its_name():
     with pytest.raises(BadWeightsError, match=r"sent no 'fc\.weight'"):
         ModelLayout.of(MODEL).check({name: value for name, value in MODEL.items() if name != "fc.weight"})
 
 
 @pytest.mark.parametrize("sent", [None, 3, [np.ones(2)], "weights"])
-def test_something_that_is_no_mapping_is_refused(sent):
+def test_anything_but_a_mapping_is_rejected(sent):
     with pytest.raises(BadWeightsError, match="instead of named arrays"):
         ModelLayout.of(MODEL).check(sent)
 
 
-def test_weights_of_another_precision_or_library_are_taken():
+def test_weights_of_another_precision_or_library_are_accepted():
     layout = ModelLayout.of(MODEL)
     sent = {name: torch.from_numpy(value).double() for name, value in MODEL.items()} | {"n": torch.tensor(2)}
     layout.check(sent)
@@ -262,27 +262,27 @@ def test_weights_of_another_precision_or_library_are_taken():
         ("bn.running_mean", [np.nan, 0], "NaN or infinity in 'bn.running_mean'"),
         ("bn.running_var", [np.inf, 0], "NaN or infinity in 'bn.running_var'"),
         ("bn.running_var", [-1, 1], "negative variance in 'bn.running_var'"),
-        ("bn.running_mean", [3e38, 0], "beyond all reason in 'bn.running_mean'"),
+        ("bn.running_mean", [3e38, 0], "too large in 'bn.running_mean'"),
     ],
 )
-def test_running_statistics_that_make_no_sense_are_refused(name, value, message):
+def test_invalid_running_statistics_are_rejected(name, value, message):
     with pytest.raises(BadWeightsError, match=message):
         ModelLayout.of(MODEL).buffer_values({**MODEL, name: np.array(value, F32)})
 
 
 @pytest.mark.parametrize("model", [{}, None, [np.ones(2)]])
-def test_a_global_model_that_is_empty_is_an_error(model):
+def test_an_empty_global_model_raises_an_error(model):
     with pytest.raises(ValueError, match="the global model is empty"):
         ModelLayout.of(model)
 
 
-def test_a_global_model_without_parameters_is_an_error():
+def test_a_global_model_without_parameters_raises_an_error():
     with pytest.raises(ValueError, match="no floating-point parameters"):
         ModelLayout.of({"steps": np.array(3), "bn.running_mean": np.zeros(2, F32), "none": np.zeros(0, F32)})
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_a_global_model_that_is_not_finite_is_an_error(bad):
+def test_a_global_model_that_is_not_finite_raises_an_error(bad):
     with pytest.raises(ValueError, match="'a' holds NaN or infinity"):
         ModelLayout.of({"a": np.array([1.0, bad], F32)})
 
@@ -300,29 +300,29 @@ def test_a_global_model_that_is_not_finite_is_an_error(bad):
     ],
     ids=["reversed", "big-endian", "uint16", "longdouble", "strided", "read-only", "scalar"],
 )
-def test_arrays_of_unusual_memory_are_read_right(array):
+def test_arrays_with_unusual_memory_layouts_keep_their_values(array):
     assert as_tensor(array).double().numpy().tolist() == np.asarray(array, np.float64).tolist()
 
 
 @pytest.mark.parametrize("tensor", [torch.zeros(2, dtype=torch.complex64), torch.zeros(2, 2).to_sparse()])
-def test_tensors_that_are_not_dense_and_real_are_refused(tensor):
+def test_complex_and_sparse_tensors_are_rejected(tensor):
     with pytest.raises(BadWeightsError, match="not a dense real tensor"):
         as_tensor(tensor)
 
 
-def test_a_parameter_that_requires_a_gradient_is_read_without_it():
+def test_a_parameter_that_requires_a_gradient_is_detached():
     parameter = torch.nn.Parameter(torch.ones(2))
     assert not as_tensor(parameter).requires_grad
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_square_of_the_largest_usable_norm_fits_into_its_precision(dtype):
+def test_the_square_of_the_largest_usable_norm_does_not_overflow(dtype):
     limit = torch.tensor(largest_usable(dtype), dtype=dtype)
     assert bool(torch.isfinite(100 * limit * limit))
     assert limit > 1e15
 
 
-def test_the_signature_tells_models_apart_by_name_shape_precision_and_kind():
+def test_the_signature_depends_on_names_shapes_dtypes_and_kinds_only():
     base = {"a": np.zeros(2, F32)}
     others = [{"b": np.zeros(2, F32)}, {"a": np.zeros(3, F32)}, {"a": np.zeros(2)}, {**base, "n": np.array(1)}]
     signatures = [ModelLayout.of(model).signature() for model in [base, *others]]

@@ -1,9 +1,6 @@
-"""Row statistics and inner products against NumPy and plain loops in float64."""
+"""Row quantiles, inner products, cosines and z-scores against NumPy and plain loops in float64."""
 
 from __future__ import annotations
-
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -12,16 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from g2uardfl.core.numerics import cosine, inner_products, row_quantiles, z_scores
-from g2uardfl.core.threads import for_each, one_thread
 from helpers import reference
 
 QUANTILES = (0.5, 0.05, 0.95)
 THRESHOLD = 1 << 14
-"""Rows longer than this take the sampling path."""
+"""Quantiles of longer rows are computed from a sample."""
 
 
 def assert_quantiles_are_numpys(rows: np.ndarray, quantiles: tuple[float, ...] = QUANTILES) -> None:
-    """Neighbouring float32 numbers differ by 6e-8, so 1e-12 leaves no room for a wrong rank."""
+    """Adjacent float32 numbers differ by 6e-8, so that a wrong rank exceeds the tolerance of 1e-12."""
     expected = np.quantile(rows.astype(np.float64), quantiles, axis=1).T
     np.testing.assert_allclose(row_quantiles(torch.from_numpy(rows), quantiles), expected, rtol=1e-12, atol=1e-300)
 
@@ -30,20 +26,20 @@ def assert_quantiles_are_numpys(rows: np.ndarray, quantiles: tuple[float, ...] =
     "length",
     [1, 2, 3, 4, 21, THRESHOLD - 1, THRESHOLD, THRESHOLD + 1, THRESHOLD + 2, 3 * 8192 - 1, 3 * 8192, 50_001],
 )
-def test_quantiles_are_exact_for_rows_around_the_length_where_sampling_begins(length):
+def test_quantiles_are_exact_for_rows_around_the_sampling_threshold(length):
     rows = np.random.default_rng(length).normal(size=(3, length)).astype(np.float32)
     assert_quantiles_are_numpys(rows)
 
 
 @pytest.mark.parametrize("length", [5, THRESHOLD + 1, 70_000])
-def test_the_extreme_quantiles_are_minimum_and_maximum(length):
+def test_quantiles_0_and_1_are_minimum_and_maximum(length):
     row = np.random.default_rng(0).standard_cauchy(size=(1, length)).astype(np.float32)
     found = row_quantiles(torch.from_numpy(row), (0.0, 1.0))[0]
     assert found.tolist() == [float(row.min()), float(row.max())]
 
 
 def _hidden_from_the_sample(length: int) -> np.ndarray:
-    """Every position an evenly spaced sample can look at holds a huge number; nothing else does."""
+    """Very large values at all sampled positions, and only there."""
     row = np.random.default_rng(1).normal(size=length)
     row[:: length // 8192] = 1e6 + np.arange(len(row[:: length // 8192]))
     return row
@@ -72,7 +68,7 @@ ARRANGEMENTS = {
 
 @pytest.mark.parametrize("arrangement", ARRANGEMENTS)
 @pytest.mark.parametrize("length", [THRESHOLD + 1, 24_576, 41_003])
-def test_quantiles_are_exact_for_arrangements_that_mislead_the_sample(arrangement, length):
+def test_quantiles_are_exact_if_the_sample_is_misleading(arrangement, length):
     with np.errstate(over="ignore", under="ignore"):
         row = np.clip(ARRANGEMENTS[arrangement](length), -1e38, 1e38).astype(np.float32)
     assert_quantiles_are_numpys(row[None], (0.5, 0.05, 0.95, 0.0, 1.0, 0.999))
@@ -86,7 +82,7 @@ def test_quantiles_are_exact_for_arrangements_that_mislead_the_sample(arrangemen
     quantiles=st.lists(st.floats(0, 1), min_size=1, max_size=4),
     ordered=st.booleans(),
 )
-def test_quantiles_of_long_rows_are_exact_whatever_the_ties(length, distinct, seed, quantiles, ordered):
+def test_quantiles_of_long_rows_are_exact_with_any_ties(length, distinct, seed, quantiles, ordered):
     rng = np.random.default_rng(seed)
     row = rng.normal(size=distinct).astype(np.float32)[rng.integers(0, distinct, length)]
     assert_quantiles_are_numpys((np.sort(row) if ordered else row)[None], tuple(quantiles))
@@ -105,7 +101,7 @@ def test_quantiles_of_short_rows_are_exact(values, quantiles):
     )
 
 
-def test_quantiles_leave_the_rows_as_they_were():
+def test_quantiles_do_not_modify_the_rows():
     rows = torch.randn(2, THRESHOLD + 100, generator=torch.Generator().manual_seed(0))
     before = rows.clone()
     row_quantiles(rows, QUANTILES)
@@ -113,12 +109,12 @@ def test_quantiles_leave_the_rows_as_they_were():
     assert torch.equal(rows, before)
 
 
-def test_quantiles_of_float64_rows_keep_digits_float32_has_not():
+def test_quantiles_of_float64_rows_have_the_precision_of_float64():
     row = 1.0 + np.arange(THRESHOLD + 11) * 1e-13
     assert_quantiles_are_numpys(np.random.default_rng(0).permutation(row)[None])
 
 
-def test_quantiles_work_on_columns_cut_out_of_a_larger_matrix():
+def test_quantiles_of_a_column_slice_are_exact():
     rows = np.random.default_rng(0).normal(size=(3, 60_000)).astype(np.float32)
     found = row_quantiles(torch.from_numpy(rows)[:, 10_000:40_000], QUANTILES)
     np.testing.assert_allclose(
@@ -126,7 +122,7 @@ def test_quantiles_work_on_columns_cut_out_of_a_larger_matrix():
     )
 
 
-def test_inner_products_are_sums_over_each_layers_numbers():
+def test_inner_products_are_sums_over_the_columns_of_each_layer():
     rng = np.random.default_rng(0)
     g, u = rng.normal(size=12), rng.normal(size=(3, 12))
     layers = [slice(0, 5), slice(5, 6), slice(6, 12)]
@@ -139,7 +135,7 @@ def test_inner_products_are_sums_over_each_layers_numbers():
                 assert found.uu[k, i, j] == pytest.approx(reference.dot(u[i, layer], u[j, layer]))
 
 
-def test_inner_products_do_not_depend_on_where_a_layer_is_cut_into_chunks():
+def test_inner_products_of_a_layer_do_not_depend_on_its_chunks():
     rng = np.random.default_rng(1)
     size = 2 * (1 << 16) + 5
     g, u = rng.normal(size=size).astype(np.float32), rng.normal(size=(2, size)).astype(np.float32)
@@ -150,7 +146,7 @@ def test_inner_products_do_not_depend_on_where_a_layer_is_cut_into_chunks():
     np.testing.assert_allclose(found.uu[0], wide_u @ wide_u.T, rtol=1e-9, atol=1e-7)
 
 
-def test_products_of_weights_follow_from_those_of_the_updates():
+def test_inner_products_of_weights_follow_from_those_of_updates():
     rng = np.random.default_rng(2)
     g, u = rng.normal(size=30), rng.normal(size=(4, 30))
     found = inner_products(torch.from_numpy(u), torch.from_numpy(g), [slice(0, 30)])
@@ -161,12 +157,12 @@ def test_products_of_weights_follow_from_those_of_the_updates():
             assert found.ww[0, i, j] == pytest.approx(reference.dot(w[i], w[j]))
 
 
-def test_a_cosine_with_a_vector_of_no_length_is_zero():
+def test_a_cosine_with_a_zero_vector_is_zero():
     assert cosine(np.array([0.0, 0.0]), np.array([0.0, 4.0]), np.array([1.0, 0.0])).tolist() == [0.0, 0.0]
 
 
 @given(st.lists(st.tuples(*[st.floats(0, 1e308)] * 2, st.floats(-1e308, 1e308)), min_size=1, max_size=10))
-def test_a_cosine_lies_between_minus_one_and_one_whatever_comes_in(triples):
+def test_a_cosine_is_finite_and_between_minus_one_and_one_for_any_input(triples):
     first, second, product = (np.array(column) for column in zip(*triples, strict=True))
     result = cosine(product, first, second)
     assert np.isfinite(result).all()
@@ -178,20 +174,20 @@ def test_z_scores_have_mean_zero_and_deviation_one_in_each_column():
     np.testing.assert_allclose(z_scores(values), reference.z_score_columns(values), atol=1e-9)
 
 
-def test_z_scores_of_a_matrix_as_a_whole_use_one_mean_and_one_deviation():
+def test_z_scores_without_an_axis_use_one_mean_and_one_deviation():
     values = np.random.default_rng(1).normal(size=(5, 5))
     np.testing.assert_allclose(z_scores(values, axis=None), reference.z_score_matrix(values), atol=1e-12)
 
 
 @pytest.mark.parametrize("constant", [0.0, 1.0, -0.1, 1e300, 5e-324, 1 / 3])
-def test_z_scores_of_a_column_that_does_not_vary_are_zero(constant):
+def test_z_scores_of_a_constant_column_are_zero(constant):
     values = np.column_stack([np.full(7, constant), np.arange(7.0)])
     result = z_scores(values)
     assert result[:, 0].tolist() == [0.0] * 7
     np.testing.assert_allclose(result[:, 1], (np.arange(7.0) - 3) / 2)
 
 
-def test_z_scores_of_numbers_that_differ_only_by_rounding_are_zero():
+def test_z_scores_of_values_that_differ_by_rounding_errors_are_zero():
     assert z_scores(np.array([[0.1 + 0.2], [0.3], [0.3]])).tolist() == [[0.0]] * 3
 
 
@@ -200,20 +196,20 @@ def test_z_scores_of_one_client_are_zero():
 
 
 @pytest.mark.parametrize("scale", [1e307, 1e200, 1e-200, 1e-305])
-def test_z_scores_do_not_depend_on_the_unit_however_large_or_small(scale):
+def test_z_scores_do_not_depend_on_very_large_or_small_units(scale):
     values = np.array([[1.0], [2.0], [4.0], [9.0]])
     np.testing.assert_allclose(z_scores(values * scale), reference.z_score_columns(values), rtol=1e-9)
 
 
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
-def test_z_scores_of_a_column_that_overflowed_are_zero_and_leave_the_others_alone(bad):
+def test_z_scores_of_a_column_with_overflow_are_zero_and_others_are_unaffected(bad):
     result = z_scores(np.array([[1.0, bad], [2.0, 1.0], [3.0, 2.0]]))
     assert result[:, 1].tolist() == [0.0] * 3
     np.testing.assert_allclose(result[:, 0], [-(1.5**0.5), 0, 1.5**0.5])
 
 
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=12))
-def test_z_scores_are_finite_for_all_finite_numbers(values):
+def test_z_scores_of_finite_values_are_finite(values):
     result = z_scores(np.array(values)[:, None])
     assert np.isfinite(result).all()
     assert np.abs(result).max() <= len(values) ** 0.5 + 1e-9
@@ -224,78 +220,6 @@ def test_z_scores_are_finite_for_all_finite_numbers(values):
     st.floats(0.01, 100),
     st.floats(-100, 100),
 )
-def test_z_scores_do_not_depend_on_unit_and_origin(values, unit, origin):
+def test_z_scores_do_not_depend_on_unit_or_origin(values, unit, origin):
     values = np.array(values)[:, None]
     np.testing.assert_allclose(z_scores(values * unit + origin), z_scores(values), atol=1e-6)
-
-
-def test_work_on_one_thread_gives_the_threads_back_even_when_it_fails():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        with pytest.raises(ZeroDivisionError), one_thread():
-            raise ZeroDivisionError(torch.get_num_threads())
-        with one_thread():
-            assert torch.get_num_threads() == 1
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
-
-
-@pytest.mark.parametrize("threads", [1, 2, 5])
-@pytest.mark.parametrize("items", [0, 1, 3, 1000])
-def test_each_item_is_worked_on_once_and_by_one_thread(threads, items):
-    before, done = torch.get_num_threads(), []
-    torch.set_num_threads(threads)
-    try:
-        for_each(lambda item: done.append((item, torch.get_num_threads())), range(items))
-    finally:
-        torch.set_num_threads(before)
-    assert sorted(done) == [(item, 1) for item in range(items)]
-
-
-@pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("wrong", [0, 500, 999])
-def test_an_error_in_any_item_reaches_the_caller(threads, wrong):
-    def work(item):
-        if item == wrong:
-            raise IndexError(item)
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        with pytest.raises(IndexError, match=str(wrong)):
-            for_each(work, range(1000))
-    finally:
-        torch.set_num_threads(before)
-
-
-def test_work_inside_work_ends_however_many_threads_are_asked_for():
-    done, before = [], torch.get_num_threads()
-    torch.set_num_threads(8)
-    try:
-        # Inside, one thread is all there is, unless somebody asks for more.
-        def outer(item):
-            torch.set_num_threads(8)
-            for_each(lambda inner: done.append((item, inner)), range(20))
-
-        for_each(outer, range(100))
-    finally:
-        torch.set_num_threads(before)
-    assert sorted(done) == [(item, inner) for item in range(100) for inner in range(20)]
-
-
-def test_a_forked_process_has_threads_of_its_own():
-    program = """
-import os, torch
-from g2uardfl.core.threads import for_each
-torch.set_num_threads(3)
-done = []
-for_each(done.append, range(100))
-child = os.fork()
-if child == 0:
-    for_each(done.append, range(100))
-    os._exit(0 if len(done) == 200 else 1)
-os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-    assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0

@@ -1,4 +1,4 @@
-"""Updates read block by block from what clients sent are the same numbers as the whole matrix."""
+"""Lazy updates: blocks, rows, sums and means equal those of the whole matrix."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from g2uardfl.aggregators.fedavg import FedAvg
 from g2uardfl.aggregators.krum import Krum
 from g2uardfl.core import updates as updates_module
 from g2uardfl.core.layout import ModelLayout, largest_usable
-from g2uardfl.core.updates import DoubtfulUpdateError, SentUpdates, weighted_mean, weighted_sum
+from g2uardfl.core.updates import SentUpdates, UpdateCheckError, weighted_mean, weighted_sum
 
 SHAPES = {"b.weight": (3, 4), "a.weight": (5,), "a.bias": (1,), "c": (2, 2)}
 
@@ -35,14 +35,14 @@ def expected_of(clients, model):
 
 
 @given(start=st.integers(0, 22), stop=st.integers(0, 30))
-def test_any_columns_are_those_of_the_matrix(start, stop):
+def test_any_range_of_columns_equals_that_of_the_matrix(start, stop):
     model, clients = model_of(0), [model_of(seed) for seed in (1, 2, 3)]
     found = sent_updates(clients, model)[:, start:stop]
     assert torch.equal(found, expected_of(clients, model)[:, start:stop])
 
 
 @given(rows=st.slices(4), columns=st.tuples(st.integers(0, 22), st.integers(0, 30)))
-def test_any_columns_of_any_clients_are_those_of_the_matrix(rows, columns):
+def test_any_range_of_rows_and_columns_equals_that_of_the_matrix(rows, columns):
     rows = slice(*rows.indices(4)[:2])
     model, clients = model_of(0), [model_of(seed) for seed in (1, 2, 3, 4)]
     found = sent_updates(clients, model)[rows, slice(*columns)]
@@ -51,7 +51,7 @@ def test_any_columns_of_any_clients_are_those_of_the_matrix(rows, columns):
 
 @pytest.mark.parametrize("clients", [1, 10, 11, 25])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_a_weighted_sum_over_many_clients_and_columns_is_the_plain_one_on_any_number_of_threads(clients, dtype):
+def test_a_weighted_sum_is_correct_and_independent_of_the_number_of_threads(clients, dtype):
     draw = np.random.default_rng(0)
     model = {"w": draw.normal(size=300_000).astype(dtype)}
     sent = [{"w": draw.normal(size=300_000).astype(dtype)} for _ in range(clients)]
@@ -71,12 +71,12 @@ def test_a_weighted_sum_over_many_clients_and_columns_is_the_plain_one_on_any_nu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("block", [1, 7, 1 << 21])
 @pytest.mark.parametrize("shares", [[0.5, 0.25, 0.25], [0.0, 0.3, 0.7], [0.0, 0.0, 1.0], [1.0, 0.0, 0.0]])
-def test_a_mean_is_the_plain_one_however_it_is_cut(dtype, block, shares, monkeypatch):
-    monkeypatch.setattr(updates_module, "_LONG", block)
+def test_a_mean_is_correct_for_any_number_of_columns_at_once(dtype, block, shares, monkeypatch):
+    monkeypatch.setattr(updates_module, "_MEAN_COLUMNS", block)
     model, clients = model_of(0), [model_of(seed, dtype) for seed in (1, 2, 3)]
     updates = sent_updates(clients, model)
     found = weighted_mean(updates, np.array(shares))
-    assert not updates.is_made
+    assert not updates.is_materialised
     assert found.dtype == torch.float32
     expected = torch.tensor(shares, dtype=torch.float64) @ expected_of(clients, model).double()
     np.testing.assert_allclose(found.numpy(), expected, rtol=0, atol=1e-6)
@@ -84,7 +84,7 @@ def test_a_mean_is_the_plain_one_however_it_is_cut(dtype, block, shares, monkeyp
 
 
 @pytest.mark.parametrize("clients", [3, 10, 11, 100])
-def test_a_mean_of_small_updates_on_large_weights_is_nearly_as_exact_as_weights_can_be_stored(clients):
+def test_a_mean_of_small_updates_of_large_weights_is_almost_as_exact_as_float32(clients):
     draw = np.random.default_rng(0)
     model = {"w": (draw.normal(size=10_000) / 2).astype(np.float32)}
     sent = [{"w": model["w"] + draw.normal(size=10_000, scale=2e-4).astype(np.float32)} for _ in range(clients)]
@@ -92,13 +92,13 @@ def test_a_mean_of_small_updates_on_large_weights_is_nearly_as_exact_as_weights_
     shares /= shares.sum()
     found = model["w"] + weighted_mean(sent_updates(sent, model), shares).numpy()
     expected = shares @ np.stack([one["w"].astype(np.float64) for one in sent])
-    # Half a unit in the last place of a weight is what storing the result may cost anybody.
+    # Storing the result in float32 rounds each weight by at most half a unit in the last place.
     half = np.spacing(np.abs(model["w"])) / 2
     assert np.sqrt(np.mean((found - expected) ** 2)) < 1.5 * np.sqrt(np.mean(half**2))
 
 
 @given(shares=st.lists(st.floats(0, 1), min_size=1, max_size=30).filter(lambda numbers: sum(numbers) > 0.1))
-def test_the_mean_of_clients_who_all_send_the_same_is_that_exactly(shares):
+def test_the_mean_of_identical_weights_is_exact(shares):
     model, sent = model_of(0), model_of(1)
     found = weighted_mean(sent_updates([sent] * len(shares), model), np.array(shares) / sum(shares))
     assert torch.equal(found, sent_updates([sent], model).row(0))
@@ -106,7 +106,7 @@ def test_the_mean_of_clients_who_all_send_the_same_is_that_exactly(shares):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 2e18, 1e30])
 @pytest.mark.parametrize("examples", [0, 10])
-def test_two_clients_whose_nonsense_would_cancel_are_refused_and_nobody_else(bad, examples):
+def test_unusable_values_that_cancel_in_the_sum_are_rejected_for_these_clients_only(bad, examples):
     model = {"w": np.ones(5, np.float32)}
     clients = {
         name: {"w": np.full(5, value, np.float32)} for name, value in (("a", 3), ("b", bad), ("c", 2), ("d", -bad))
@@ -122,7 +122,7 @@ def test_two_clients_whose_nonsense_would_cancel_are_refused_and_nobody_else(bad
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_blocks_rows_and_matrix_agree_bit_for_bit_whatever_dtype_clients_send(dtype):
+def test_blocks_rows_and_matrix_are_bitwise_equal_for_any_dtype_of_the_clients(dtype):
     model, clients = model_of(0), [model_of(seed, dtype) for seed in (1, 2)]
     updates = sent_updates(clients, model)
     block, rows = updates[:, :], torch.stack([updates.row(0), updates.row(1)])
@@ -133,7 +133,7 @@ def test_blocks_rows_and_matrix_agree_bit_for_bit_whatever_dtype_clients_send(dt
     assert torch.equal(updates.row(1), block[1])
 
 
-def test_arrays_that_lie_otherwise_in_memory_are_read_in_order():
+def test_arrays_with_unusual_memory_layouts_are_read_in_order():
     model = {"w": np.zeros((3, 4), np.float32)}
     values = np.arange(12, dtype=np.float32).reshape(3, 4)
     frozen = values.copy()
@@ -142,35 +142,35 @@ def test_arrays_that_lie_otherwise_in_memory_are_read_in_order():
     assert sent_updates(clients, model)[:, 1:9].tolist() == [list(range(1, 9))] * 3
 
 
-def test_a_weighted_sum_needs_no_matrix_and_is_that_of_the_matrix():
+def test_a_weighted_sum_does_not_compute_the_matrix():
     model, clients = model_of(0), [model_of(seed) for seed in (1, 2, 3)]
     updates = sent_updates(clients, model)
     layout = ModelLayout.of(model)
     round_ = Round(layout, layout.flatten(model), (0, 1, 2), updates, np.ones(3))
     coefficients = np.array([0.5, -1.0, 2.0])
     found = round_.weighted_sum(coefficients)
-    assert not updates.is_made
+    assert not updates.is_materialised
     torch.testing.assert_close(found, torch.tensor(coefficients).float() @ expected_of(clients, model))
 
 
-def test_a_client_of_weight_zero_is_read_until_everything_has_been_checked():
+def test_clients_of_weight_zero_are_read_until_the_updates_are_checked():
     layout = ModelLayout.of({"w": np.zeros(3, np.float32)})
     sent = [{"w": np.full(3, value, np.float32)} for value in (1.0, np.nan, 3.0)]
     updates = SentUpdates(layout, torch.zeros(3), sent, check=True)
     weights = torch.tensor([1.0, 0.0, 2.0])
-    with pytest.raises(DoubtfulUpdateError):
+    with pytest.raises(UpdateCheckError):
         weighted_sum(updates, weights)
-    updates.all_read()
+    updates.mark_checked()
     assert weighted_sum(updates, weights).tolist() == [7.0] * 3
 
 
-def test_a_weighted_sum_of_nobody_is_zero():
+def test_a_weighted_sum_with_zero_weights_is_zero():
     updates = sent_updates([model_of(1), model_of(2)], model_of(0))
     assert weighted_sum(updates, torch.zeros(2)).eq(0).all()
 
 
 @pytest.mark.parametrize("rule", [FedAvg(), Krum(malicious_clients=0)])
-def test_the_result_shares_no_memory_with_what_was_sent(rule):
+def test_the_new_model_shares_no_memory_with_the_messages(rule):
     model, clients = model_of(0), {seed: model_of(seed) for seed in (1, 2, 3)}
     kept = {seed: {name: value.clone() for name, value in sent.items()} for seed, sent in clients.items()}
     result = rule.aggregate(model, clients, dict.fromkeys(clients, 1)).weights
@@ -181,7 +181,7 @@ def test_the_result_shares_no_memory_with_what_was_sent(rule):
 
 
 @pytest.mark.parametrize("scale", [1e17, 9e17, 1e18])
-def test_large_models_whose_difference_is_small_are_usable(scale):
+def test_large_models_with_a_small_difference_are_usable(scale):
     model = {"w": np.array([scale, 1.0], np.float32)}
     clients = {i: {"w": np.array([scale, float(i)], np.float32)} for i in (1, 3)}
     result = FedAvg().aggregate(model, clients, {1: 1, 3: 1})
@@ -189,25 +189,25 @@ def test_large_models_whose_difference_is_small_are_usable(scale):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -1e30, 2e18])
-def test_columns_that_are_checked_raise_where_a_number_cannot_be_used_and_only_there(bad):
+def test_the_check_fails_only_in_blocks_with_unusable_values(bad):
     layout = ModelLayout.of({"w": np.zeros(100, np.float32)})
     sound, broken = np.ones(100, np.float32), np.ones(100, np.float32)
     broken[70] = bad
     updates = SentUpdates(layout, torch.zeros(100), [{"w": sound}, {"w": broken}], check=True)
     assert torch.equal(updates[:, :70], torch.ones(2, 70))
-    with pytest.raises(DoubtfulUpdateError):
+    with pytest.raises(UpdateCheckError):
         updates[:, 60:80]
 
 
-def test_an_update_too_long_only_as_a_whole_is_doubtful_in_each_block():
+def test_an_update_whose_norm_is_too_large_only_as_a_whole_fails_the_check_in_each_block():
     layout = ModelLayout.of({"w": np.zeros(1000, np.float32)})
     value = 1.1 * largest_usable(torch.float32) / 1000**0.5
     updates = SentUpdates(layout, torch.zeros(1000), [{"w": np.full(1000, value, np.float32)}], check=True)
-    with pytest.raises(DoubtfulUpdateError):
+    with pytest.raises(UpdateCheckError):
         updates[:, 500:600]
 
 
-def test_a_long_update_that_is_usable_after_all_is_used():
+def test_a_large_update_that_fails_the_quick_check_but_is_usable_is_accepted():
     model = {"w": np.zeros(4, np.float32)}
     clients = {"far": {"w": np.full(4, 0.45 * largest_usable(torch.float32), np.float32)}, "near": model}
     result = FedAvg().aggregate(model, clients, {"far": 1, "near": 1})

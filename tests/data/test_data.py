@@ -20,6 +20,7 @@ from g2uardfl import data
 from g2uardfl.cli.data import app
 from g2uardfl.core.errors import ConfigError, DataError
 from g2uardfl.data import catalogue
+from helpers.processes import PATIENCE
 
 cli = CliRunner()
 
@@ -290,7 +291,7 @@ def test_help_needs_neither_numpy_nor_torch():
         "result = CliRunner().invoke(app, ['--help']); "
         "print(result.exit_code, 'import' in result.output, 'numpy' in sys.modules, 'torch' in sys.modules)"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=True)
     assert result.stdout.split() == ["0", "True", "False", "False"]
 
 

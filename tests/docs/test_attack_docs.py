@@ -1,4 +1,4 @@
-"""The documentation's page on attacks shows code that runs, and names every attack and setting."""
+"""The page on attacks names every attack, setting and method, and its own attack runs."""
 
 from __future__ import annotations
 
@@ -12,47 +12,40 @@ import pytest
 
 from g2uardfl import attacks
 from g2uardfl.attacks.base import Attack
-from g2uardfl.simulation.config import RunConfig
-from g2uardfl.simulation.run import Simulation
+from helpers.attacking import simulate
 
 PAGE = (Path(__file__).parents[2] / "docs" / "attacks.md").read_text(encoding="utf-8")
+METHODS = (
+    *("enlist", "backdoor_test", "training_data", "observe", "attackers"),
+    *("recipe", "jobs", "submissions", "state", "restore"),
+)
 
 
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Runs an attack of the page in a short federation."""
-    names = []
-
-    def run_attack(block: int, module: str, attack: str, rounds: int) -> Simulation:
-        code = re.findall(r"^```python\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL)[block]
-        (tmp_path / f"{module}.py").write_text(code, encoding="utf-8")
-        names.append(module)
-        importlib.invalidate_caches()
-        config = RunConfig(
-            task="digits", attack=f"{module}:{attack}", rounds=rounds, clients=20, per_round=8, pmr=0.4, engine="loop"
-        )
-        simulation = Simulation(config)
-        simulation.run()
-        return simulation
-
+def test_the_pages_own_attack_plants_its_backdoor(tmp_path, monkeypatch):
+    (code,) = re.findall(r"^```python\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL)
+    (tmp_path / "copycats.py").write_text(code, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    yield run_attack
-    for name in names:
-        sys.modules.pop(name, None)
-
-
-def test_the_attackers_in_unison_plant_their_backdoor(run):
-    simulation = run(0, "copycats", "Copycats", rounds=12)
+    importlib.invalidate_caches()
+    try:
+        simulation = simulate("copycats:Copycats", rounds=12)
+    finally:
+        sys.modules.pop("copycats", None)
     assert simulation.start_scores["asr"] < 0.2
     assert max(record["asr"] for record in simulation.records) > simulation.start_scores["asr"] + 0.3
 
 
-def test_the_page_names_every_attack_and_every_method():
-    for name in attacks.names():
-        assert name == "none" or f"| `{name}" in PAGE, name
-    for name in ("enlist", "backdoor_test", "training_data", "observe", "attackers", "recipe", "jobs", "submissions"):
-        assert hasattr(Attack, name)
-        assert f"| `{name}(" in PAGE, name
-    for name in ("pgd", "constrain_and_scale", "dba", "dynamic_pdr", "model_obfuscation", "randomized"):
-        for item in dataclasses.fields(attacks.find(name).Settings):
-            assert f"`{item.name}`" in PAGE, (name, item.name)
+@pytest.mark.parametrize("name", attacks.names()[1:])
+def test_every_attack_has_a_row(name):
+    assert re.search(rf"^\| `{name}[`(]", PAGE, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_is_named(method):
+    assert hasattr(Attack, method)
+    assert f"`{method}(" in PAGE
+
+
+@pytest.mark.parametrize("name", [name for name in attacks.names() if name != "three_d_fed"])
+def test_every_setting_is_named(name):
+    for item in dataclasses.fields(attacks.find(name).Settings):
+        assert f"`{item.name}`" in PAGE

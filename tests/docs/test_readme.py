@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 COMMANDS = [
     line
     for block in re.findall(r"```sh\n(.*?)```", README, flags=re.S)
@@ -46,13 +47,15 @@ def test_the_commands_run_one_after_the_other(tmp_path, tmp_path_factory):
     assert (tmp_path / "runs/both.html").exists()
 
 
-def test_the_make_targets_that_are_named_exist():
-    makefile = (Path(__file__).parents[2] / "Makefile").read_text(encoding="utf-8")
-    named = re.findall(r"^make (\w+)", README, flags=re.M)
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+def test_the_make_targets_that_a_page_names_exist(page):
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    named = re.findall(r"^make (\w+)", (ROOT / page).read_text(encoding="utf-8"), flags=re.M)
     assert {"demo", "test"} <= set(named)
     assert all(re.search(rf"^{name}:", makefile, flags=re.M) for name in named)
 
 
-def test_every_page_that_is_linked_exists():
-    for page in re.findall(r"\]\((?!http)([^)#]+)\)", README):
-        assert (Path(__file__).parents[2] / page).exists(), page
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+def test_every_page_that_a_page_links_to_exists(page):
+    for link in re.findall(r"\]\((?!http)([^)#]+)", (ROOT / page).read_text(encoding="utf-8")):
+        assert (ROOT / link).exists(), link

@@ -82,6 +82,7 @@ def uninterrupted(tmp_path_factory):
     return everything(folder)
 
 
+@pytest.mark.slow
 def test_a_server_killed_at_every_kind_of_moment_ends_with_the_results_of_one_that_ran_through(tmp_path, uninterrupted):
     for at, moment in enumerate(MOMENTS, start=2):
         kill_at(tmp_path, moment, at)

@@ -80,6 +80,7 @@ def test_no_text_of_others_becomes_markup(tmp_path):
     assert page.count("&lt;script&gt;alert(1)&lt;/script&gt;") >= 5, "title, event, client and reason"
 
 
+@pytest.mark.slow
 def test_events_of_a_simulated_run_are_in_the_table_and_in_the_curves(finished):
     records = [{**record, "note": "", "events": []} for record in finished.rounds]
     records[1]["events"] = [ROLLED_BACK.as_dict()]

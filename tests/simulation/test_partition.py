@@ -1,4 +1,4 @@
-"""Dividing samples among clients: every split ends, uses every sample once and leaves no client without."""
+"""Partitions: every sample is used once, no client is empty, and the proportions are those of the distribution."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def class_shares(clients: list[Indices], labels: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("num_clients", [200, 1000, 5000])
 @pytest.mark.parametrize("alpha", [0.05, 0.5, 1.0, 100.0, math.inf])
-def test_a_split_of_sixty_thousand_ends_with_every_sample_used_and_no_client_empty(
+def test_sixty_thousand_samples_are_used_once_and_no_client_is_empty(
     alpha: float, num_clients: int
 ) -> None:
     clients = partition(shuffled_labels(MNIST_CLASS_COUNTS), num_clients, alpha, seed=0)
@@ -47,7 +47,7 @@ def test_a_split_of_sixty_thousand_ends_with_every_sample_used_and_no_client_emp
 
 
 @pytest.mark.parametrize("alpha", [1e-300, 1e-6, 1e12, 1e306])
-def test_a_dirichlet_split_survives_extreme_concentrations(alpha: float) -> None:
+def test_extreme_concentrations_give_a_valid_partition(alpha: float) -> None:
     clients = dirichlet(shuffled_labels((300, 300)), 100, alpha, seed=0)
     assert min(len(client) for client in clients) >= 1
     assert_every_sample_is_used_once(clients, 600)
@@ -60,7 +60,7 @@ def test_a_dirichlet_split_survives_extreme_concentrations(alpha: float) -> None
     seed=st.integers(0, 2**32 - 1),
 )
 @settings(deadline=None)
-def test_any_possible_split_uses_every_sample_once_and_leaves_no_client_empty(
+def test_every_partition_uses_each_sample_once_and_leaves_no_client_empty(
     labels: list[int], num_clients: int, alpha: float, seed: int
 ) -> None:
     num_clients = min(num_clients, len(labels))
@@ -71,14 +71,14 @@ def test_any_possible_split_uses_every_sample_once_and_leaves_no_client_empty(
 
 
 @pytest.mark.parametrize("alpha", [0.05, 1.0, math.inf])
-def test_the_same_seed_gives_the_same_split(alpha: float) -> None:
+def test_the_same_seed_gives_the_same_partition(alpha: float) -> None:
     labels = shuffled_labels((500, 500, 500))
     first, second = (partition(labels, 50, alpha, seed=3) for _ in range(2))
     assert all(np.array_equal(one, other) for one, other in zip(first, second, strict=True))
 
 
 @pytest.mark.parametrize("alpha", [0.05, 1.0, math.inf])
-def test_another_seed_gives_another_split(alpha: float) -> None:
+def test_another_seed_gives_another_partition(alpha: float) -> None:
     labels = shuffled_labels((500, 500, 500))
     first, second = (partition(labels, 50, alpha, seed=seed) for seed in (3, 4))
     assert any(not np.array_equal(one, other) for one, other in zip(first, second, strict=True))
@@ -97,11 +97,11 @@ def test_labels_may_be_a_tensor() -> None:
     assert all(np.array_equal(one, other) for one, other in zip(from_array, from_tensor, strict=True))
 
 
-def test_iid_sizes_differ_by_one_at_most() -> None:
+def test_iid_sizes_differ_by_at_most_one() -> None:
     assert sorted({len(client) for client in iid(60_001, 200, seed=0)}) == [300, 301]
 
 
-def test_iid_shares_of_a_class_scatter_no_more_than_chance() -> None:
+def test_iid_counts_of_a_class_have_the_hypergeometric_variance() -> None:
     labels = shuffled_labels((5000, 5000))
     positives = np.array([labels[client].sum() for client in iid(10_000, 100, seed=0)])
     # 100 of 10,000 without replacement: variance n p (1 - p) (N - n) / (N - 1) = 24.75.
@@ -110,7 +110,7 @@ def test_iid_shares_of_a_class_scatter_no_more_than_chance() -> None:
 
 
 @pytest.mark.parametrize("alpha", [0.05, 0.5, 5.0, 100.0])
-def test_class_shares_have_the_mean_and_variance_of_the_dirichlet(alpha: float) -> None:
+def test_class_shares_have_the_mean_and_variance_of_the_dirichlet_distribution(alpha: float) -> None:
     num_clients = 20
     labels = np.repeat(np.arange(400), 1000)
     shares = class_shares(dirichlet(labels, num_clients, alpha, seed=0), labels)
@@ -121,7 +121,7 @@ def test_class_shares_have_the_mean_and_variance_of_the_dirichlet(alpha: float) 
 
 
 @pytest.mark.parametrize("alpha", [0.5, 2.0])
-def test_a_client_share_of_a_class_follows_the_beta_marginal(alpha: float) -> None:
+def test_a_clients_share_of_a_class_has_the_beta_marginal(alpha: float) -> None:
     num_clients = 10
     labels = np.repeat(np.arange(100), 1000)
     marginal = stats.beta(alpha, (num_clients - 1) * alpha)
@@ -129,7 +129,7 @@ def test_a_client_share_of_a_class_follows_the_beta_marginal(alpha: float) -> No
     for seed in range(20):
         shares = class_shares(dirichlet(labels, num_clients, alpha, seed), labels)
         p_values += [stats.kstest(shares[:, client], marginal.cdf).pvalue for client in (0, num_clients - 1)]
-    # Of 40 tests at 5 % two fail by chance; eight or more do so with probability 0.001.
+    # Of 40 tests at 5 %, two fail on average; eight or more fail with probability 0.001.
     assert sum(p_value < 0.05 for p_value in p_values) < 8
 
 
@@ -140,7 +140,7 @@ def test_shares_of_different_classes_are_independent() -> None:
     assert abs(np.mean(between_neighbours)) < 4 / math.sqrt(199 * 50)
 
 
-def test_a_small_alpha_gives_clients_fewer_classes_than_a_large_one() -> None:
+def test_a_smaller_alpha_gives_clients_fewer_classes() -> None:
     labels = shuffled_labels(MNIST_CLASS_COUNTS)
     classes_held = {
         alpha: np.mean([len(np.unique(labels[client])) for client in dirichlet(labels, 200, alpha, seed=0)])
@@ -149,39 +149,39 @@ def test_a_small_alpha_gives_clients_fewer_classes_than_a_large_one() -> None:
     assert classes_held[0.05] < 5 < classes_held[0.5] < 10 == classes_held[100.0]
 
 
-def test_clients_without_a_sample_take_one_each_from_the_richest() -> None:
-    # With this alpha all samples of the only class fall to one client; the three others take one each.
+def test_empty_clients_take_one_sample_each_from_the_largest() -> None:
+    # With this alpha one client gets all samples of the only class; each of the three others takes one of them.
     sizes = sorted(len(client) for client in dirichlet(np.zeros(10), 4, 1e-6, seed=0))
     assert sizes == [1, 1, 1, 7]
 
 
-def test_samples_given_to_empty_clients_are_not_all_of_the_same_class() -> None:
+def test_samples_moved_to_empty_clients_are_random_ones() -> None:
     labels = np.repeat([0, 1], 200)
     splits = (dirichlet(labels, 20, 1e-6, seed) for seed in range(200))
-    # A split where one client drew both classes, so that whatever the 19 others have was given by it.
+    # A partition in which one client got both classes, so that the samples of the 19 others come from it.
     clients = next(split for split in splits if max(len(client) for client in split) == 400 - 19)
-    given_away = [labels[client[0]] for client in clients if len(client) == 1]
-    assert len(given_away) == 19
-    assert 2 < sum(given_away) < 17
+    moved = [labels[client[0]] for client in clients if len(client) == 1]
+    assert len(moved) == 19
+    assert 2 < sum(moved) < 17
 
 
-def test_as_many_clients_as_samples_get_one_each() -> None:
+def test_as_many_clients_as_samples_get_one_sample_each() -> None:
     assert [len(client) for client in dirichlet(np.arange(50) % 3, 50, 0.05, seed=0)] == [1] * 50
 
 
-def test_a_label_for_every_word_of_a_vocabulary_is_quick_enough() -> None:
+def test_labels_may_be_the_words_of_a_vocabulary() -> None:
     words = np.random.default_rng(0).zipf(1.2, 50_000) % 10_000
     assert_every_sample_is_used_once(dirichlet(words, 200, 0.5, seed=0), 50_000)
 
 
-def test_natural_groups_stay_whole() -> None:
+def test_natural_groups_are_never_split() -> None:
     groups = np.random.default_rng(0).integers(0, 300, 5000)
     clients = natural(groups, 40, seed=0)
     owners: dict[int, set[int]] = {}
     for client, indices in enumerate(clients):
         for index in indices:
             owners.setdefault(int(groups[index]), set()).add(client)
-    assert all(len(found) == 1 for found in owners.values())
+    assert all(len(owner) == 1 for owner in owners.values())
     assert_every_sample_is_used_once(clients, 5000)
 
 
@@ -194,21 +194,20 @@ def test_natural_sizes_differ_by_no_more_than_the_largest_group(groups: list[int
     assert max(sizes) - min(sizes) <= max(groups.count(group) for group in groups)
 
 
-def test_natural_deals_the_largest_groups_first() -> None:
-    # Groups of 5, 4, 3, 3, 3 over two clients, worked by hand: 5 | 4; 3 to the second (7), 3 to the first (8), 3 to the
-    # second (10).
+def test_the_largest_natural_groups_are_assigned_first() -> None:
+    # Groups of 5, 4, 3, 3, 3 for two clients, by hand: 5 | 4, then 5 | 7, then 8 | 7, then 8 | 10.
     groups = np.repeat([10, 20, 30, 40, 50], [5, 4, 3, 3, 3])
     assert sorted(len(client) for client in natural(groups, 2, seed=0)) == [8, 10]
 
 
-def test_natural_is_the_same_for_the_same_seed_and_another_for_another() -> None:
+def test_natural_partitions_depend_on_the_seed_alone() -> None:
     groups = np.arange(1000) // 4
     first, again, other = (natural(groups, 50, seed) for seed in (1, 1, 2))
     assert all(np.array_equal(one, two) for one, two in zip(first, again, strict=True))
     assert any(not np.array_equal(one, two) for one, two in zip(first, other, strict=True))
 
 
-def test_partition_natural_is_natural() -> None:
+def test_kind_natural_gives_the_natural_partition() -> None:
     groups = np.arange(100) // 5
     expected = natural(groups, 10, seed=0)
     found = partition(np.zeros(100), 10, 0.5, 0, groups=groups, kind="natural")
@@ -216,22 +215,22 @@ def test_partition_natural_is_natural() -> None:
 
 
 @pytest.mark.parametrize("alpha", [0.5, math.inf])
-def test_more_clients_than_samples_is_refused_with_the_most_that_goes(alpha: float) -> None:
-    with pytest.raises(ConfigError, match="11 clients cannot share 10 samples: ask for at most 10 clients"):
+def test_more_clients_than_samples_are_refused_with_the_maximum(alpha: float) -> None:
+    with pytest.raises(ConfigError, match="11 clients cannot share 10 samples: choose at most 10 clients"):
         partition(np.zeros(10), 11, alpha, seed=0)
 
 
-def test_more_clients_than_natural_groups_is_refused_with_advice() -> None:
-    with pytest.raises(ConfigError, match="at most 4 clients, or use the dirichlet partition"):
+def test_more_clients_than_natural_groups_are_refused_with_advice() -> None:
+    with pytest.raises(ConfigError, match="at most 4 clients, or the dirichlet partition"):
         natural(np.arange(20) // 5, 5, seed=0)
 
 
-def test_a_natural_split_without_groups_is_refused_with_advice() -> None:
+def test_a_natural_partition_without_groups_is_refused_with_advice() -> None:
     with pytest.raises(ConfigError, match="use the dirichlet partition"):
         partition(np.zeros(10), 2, 0.5, seed=0, kind="natural")
 
 
-def test_an_unknown_kind_of_split_is_refused_with_the_choices() -> None:
+def test_an_unknown_kind_is_refused_with_the_choices() -> None:
     with pytest.raises(ConfigError, match="dirichlet or natural"):
         partition(np.zeros(10), 2, 0.5, seed=0, kind="shards")
 
@@ -243,8 +242,8 @@ def test_an_alpha_that_is_not_positive_is_refused(alpha: float) -> None:
 
 
 @pytest.mark.parametrize("num_clients", [0, -3])
-def test_no_clients_at_all_is_refused(num_clients: int) -> None:
-    with pytest.raises(ConfigError, match="at least one"):
+def test_a_partition_without_clients_is_refused(num_clients: int) -> None:
+    with pytest.raises(ConfigError, match="at least one client"):
         iid(10, num_clients, seed=0)
 
 

@@ -379,6 +379,7 @@ def test_the_full_edge_pictures_are_776_to_train_and_196_to_test(cifar10_full: C
     assert (len(cifar10_full.backdoor_train), len(cifar10_full.backdoor_test)) == (776, 196)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mnist", "cifar10", "cifar10_full"])
 def test_no_backdoor_test_picture_is_trained_on(request: pytest.FixtureRequest, name: str) -> None:
     task = request.getfixturevalue(name)
@@ -386,6 +387,7 @@ def test_no_backdoor_test_picture_is_trained_on(request: pytest.FixtureRequest, 
         assert not pixel_hashes(training) & pixel_hashes(task.backdoor_test)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mnist", "cifar10", "cifar10_full"])
 def test_no_backdoor_test_picture_is_trained_on_turned_mirrored_or_saved_anew(
     request: pytest.FixtureRequest, name: str

@@ -367,6 +367,7 @@ def test_a_missing_file_is_named(tweets: Path) -> None:
         _ = Sentiment140(data_dir=tweets).train
 
 
+@pytest.mark.slow
 def test_the_real_tweets_have_the_documented_sizes(real_data: Path) -> None:
     task = Sentiment140(data_dir=real_data)
     assert (len(task.train), len(task.test)) == (100_000, 18_735)
@@ -376,6 +377,7 @@ def test_the_real_tweets_have_the_documented_sizes(real_data: Path) -> None:
     assert torch.bincount(task.train.y).tolist() == [50_000, 50_000]
 
 
+@pytest.mark.slow
 def test_the_real_tweets_vocabulary_is_the_words_that_occur_often_enough(real_data: Path) -> None:
     with gzip.open(real_data / TRAIN_FILE, "rt", encoding="utf-8") as lines:
         next(lines)
@@ -391,12 +393,14 @@ def test_the_vocabulary_does_not_depend_on_the_edge_cases_tested(tweets: Path) -
     assert words[0] == words[1]
 
 
+@pytest.mark.slow
 def test_no_real_edge_case_is_both_trained_and_tested_on(real_data: Path) -> None:
     task = Sentiment140(data_dir=real_data, edge="full")
     trained = {tuple(row) for row in task.backdoor_train.x.tolist()}
     assert not trained & {tuple(row) for row in task.backdoor_test.x.tolist()}
 
 
+@pytest.mark.slow
 def test_the_cap_binds_where_there_are_more_words(real_data: Path) -> None:
     assert len(Sentiment140(data_dir=real_data, vocabulary=20_000).vocabulary) == 20_000
 

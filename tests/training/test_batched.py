@@ -1,4 +1,4 @@
-"""All clients as one batched model: the same weights as one after the other."""
+"""All clients trained as one batched model: the same weights as in the loop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from g2uardfl.tasks.base import Samples, Task, TrainingDefaults
 from g2uardfl.tasks.digits import SmallCnn
 from g2uardfl.tasks.models import LeNet, ResidualBlock, ResNet18, SimpleNet
 from g2uardfl.tasks.text_models import LSTMClassifier
-from g2uardfl.training.batched import BatchedEngine, MaskedBatchNorm, _Cohort
+from g2uardfl.training.batched import BatchedEngine
+from g2uardfl.training.batched_layers import MaskedBatchNorm
+from g2uardfl.training.batched_model import BatchedModel
 from g2uardfl.training.dropout import KeyedDropout, set_key, step_key
 from g2uardfl.training.engine import LoopEngine, TrainedWeights
 from g2uardfl.training.local import Job, Recipe
@@ -26,10 +28,10 @@ RECIPE = Recipe(lr=0.05, batch_size=32, epochs=2, steps=0, momentum=0.9, weight_
 NON_IID = (1, 7, 33, 64)
 
 
-class Made(Task):
-    """A task of random samples for any model."""
+class RandomTask(Task):
+    """Random samples for any model."""
 
-    name = "made"
+    name = "random"
     models: ClassVar[tuple[str, ...]] = ("model",)
     defaults = TrainingDefaults(lr=0.1)
     num_classes = 10
@@ -59,16 +61,16 @@ class Made(Task):
         return x.long() if self.tokens else x.float() / 255 - 0.5
 
 
-class Augmented(Made):
-    """Images mirrored at random."""
+class Augmented(RandomTask):
+    """Randomly mirrored images; `augment` is overridden."""
 
     def augment(self, x: Tensor, generator: torch.Generator) -> Tensor:
         mirrored = (torch.rand(len(x), generator=generator) < 0.5).to(x.device)
         return torch.where(mirrored.view(-1, 1, 1, 1), x.flip(-1), x)
 
 
-class DrawsApart(Made):
-    """Images mirrored at random, the draws apart from their use."""
+class SeparateDraws(RandomTask):
+    """Randomly mirrored images; drawing and applying are separate methods."""
 
     def draw_augmentation(self, count: int, generator: torch.Generator) -> Tensor:
         return torch.rand(count, 1, generator=generator)
@@ -85,23 +87,23 @@ class TinyNet(nn.Sequential):
 
 
 class TinyResidual(nn.Sequential):
-    """Convolutions with BatchNorm in two and in one dimension."""
+    """Convolutions with BatchNorm in two dimensions and in one."""
 
     def __init__(self) -> None:
         super().__init__(ResidualBlock(1, 4, stride=2), nn.Flatten(), nn.BatchNorm1d(16), nn.Linear(16, 10))
 
 
 class WideNet(nn.Sequential):
-    """A convolution with enough channels for the engine to keep them last in memory, and one with few."""
+    """A convolution with enough channels to be stored with channels last, and one with few channels."""
 
     def __init__(self) -> None:
         super().__init__(nn.Conv2d(3, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 2, 3), nn.Flatten(), nn.Linear(8, 10))
 
 
-TINY = Made(TinyNet, (1, 4, 4))
+TINY = RandomTask(TinyNet, (1, 4, 4))
 
 
-def make_jobs(task: Made, counts: tuple[int, ...], recipe: Recipe = RECIPE, first: int = 0) -> list[Job]:
+def make_jobs(task: RandomTask, counts: tuple[int, ...], recipe: Recipe = RECIPE, first: int = 0) -> list[Job]:
     return [
         Job(first + i, task.samples(count, i), recipe, seed=1000 * first + 17 * i) for i, count in enumerate(counts)
     ]
@@ -116,7 +118,7 @@ def assert_same(found: TrainedWeights, expected: TrainedWeights, atol: float = 1
             assert ours[name].is_contiguous()
 
 
-def assert_trains_like_the_loop(task: Made, jobs: list[Job], atol: float = 1e-5) -> None:
+def assert_trains_like_the_loop(task: RandomTask, jobs: list[Job], atol: float = 1e-5) -> None:
     start = {name: value.clone() for name, value in task.build_model().state_dict().items()}
     expected = LoopEngine(task, task.build_model()).train(start, jobs)
     assert_same(BatchedEngine(task, task.build_model()).train(start, jobs), expected, atol)
@@ -131,30 +133,30 @@ def make_lstm() -> nn.Module:
 EVERY_KIND = pytest.mark.parametrize(
     ("task", "counts"),
     [
-        pytest.param(Made(SmallCnn, (1, 8, 8)), NON_IID, id="cnn"),
-        pytest.param(Made(LeNet, (1, 28, 28)), (3, 9), id="lenet-with-dropout"),
-        pytest.param(Made(SimpleNet, (1, 28, 28)), (3, 9), id="simplenet"),
-        pytest.param(Made(TinyResidual, (1, 4, 4)), (2, 7, 34, 64), id="batch-norm"),
+        pytest.param(RandomTask(SmallCnn, (1, 8, 8)), NON_IID, id="cnn"),
+        pytest.param(RandomTask(LeNet, (1, 28, 28)), (3, 9), id="lenet-with-dropout"),
+        pytest.param(RandomTask(SimpleNet, (1, 28, 28)), (3, 9), id="simplenet"),
+        pytest.param(RandomTask(TinyResidual, (1, 4, 4)), (2, 7, 34, 64), id="batch-norm"),
         pytest.param(Augmented(SmallCnn, (1, 8, 8)), (7, 33), id="augmented"),
-        pytest.param(DrawsApart(SmallCnn, (1, 8, 8)), (7, 33, 70), id="draws apart"),
-        pytest.param(Made(make_lstm, (7,), tokens=20), NON_IID, id="lstm"),
+        pytest.param(SeparateDraws(SmallCnn, (1, 8, 8)), (7, 33, 70), id="separate-draws"),
+        pytest.param(RandomTask(make_lstm, (7,), tokens=20), NON_IID, id="lstm"),
     ],
 )
 
 
 @EVERY_KIND
-def test_every_kind_of_model_trains_like_the_loop(task: Made, counts: tuple[int, ...]):
+def test_every_kind_of_model_trains_like_the_loop(task: RandomTask, counts: tuple[int, ...]):
     assert_trains_like_the_loop(task, make_jobs(task, counts))
 
 
 def test_resnet18_with_its_running_statistics_trains_like_the_loop():
-    task = Made(ResNet18, (3, 16, 16))
+    task = RandomTask(ResNet18, (3, 16, 16))
     recipe = Recipe(lr=0.01, batch_size=4, epochs=1, steps=0, momentum=0.9, weight_decay=1e-4)
     assert_trains_like_the_loop(task, make_jobs(task, (7, 3), recipe))
 
 
-def test_batch_norm_with_a_single_sample_goes_the_way_of_the_loop():
-    task = Made(lambda: nn.Sequential(ResidualBlock(1, 4), nn.Flatten(), nn.Linear(64, 10)), (1, 4, 4))
+def test_batch_norm_with_a_single_sample_is_left_to_the_loop():
+    task = RandomTask(lambda: nn.Sequential(ResidualBlock(1, 4), nn.Flatten(), nn.Linear(64, 10)), (1, 4, 4))
     assert_trains_like_the_loop(task, make_jobs(task, (5, 1, 33)))
 
 
@@ -170,12 +172,20 @@ def test_every_recipe_trains_like_the_loop(recipe: Recipe):
     assert_trains_like_the_loop(TINY, make_jobs(TINY, NON_IID, recipe))
 
 
-def test_clients_with_recipes_of_their_own_train_together():
+def test_clients_with_different_recipes_train_together():
     recipes = [RECIPE, Recipe(0.2, 5, 1, 0, 0.0, 0.0), Recipe(0.01, 16, 2, 9, 0.5, 1e-2)]
     jobs = [Job(client, TINY.samples(20, client), recipe, seed=client) for client, recipe in enumerate(recipes)]
     assert_trains_like_the_loop(TINY, jobs)
 
 
+EVERY_PATH = pytest.mark.parametrize(
+    "task",
+    [
+        pytest.param(TINY, id="narrow"),
+        pytest.param(RandomTask(WideNet, (3, 4, 4)), id="channels-last"),
+        pytest.param(RandomTask(make_lstm, (7,), tokens=20), id="mapped"),
+    ],
+)
 ATTACKERS = [
     RECIPE,
     Recipe(0.1, 16, 2, 0, 0.9, 1e-4, radius=0.05),
@@ -185,14 +195,16 @@ ATTACKERS = [
 
 
 @pytest.mark.parametrize(
-    "task", [TINY, Made(WideNet, (3, 4, 4)), Made(make_lstm, (7,), tokens=20)], ids=["narrow", "wide", "lstm"]
+    "task",
+    [TINY, RandomTask(WideNet, (3, 4, 4)), RandomTask(make_lstm, (7,), tokens=20)],
+    ids=["narrow", "wide", "lstm"],
 )
-def test_attackers_who_stay_near_the_global_model_train_beside_honest_clients(task: Made):
+def test_constrained_attackers_train_together_with_honest_clients(task: RandomTask):
     jobs = [Job(client, task.samples(20, client), recipe, seed=client) for client, recipe in enumerate(ATTACKERS)]
     assert_trains_like_the_loop(task, jobs)
 
 
-def test_after_a_round_with_a_diverged_attacker_the_engine_is_as_good_as_new():
+def test_a_diverged_attacker_does_not_affect_the_next_round():
     engine, loop = BatchedEngine(TINY, TINY.build_model()), LoopEngine(TINY, TINY.build_model())
     start = TINY.build_model().state_dict()
     diverging = Recipe(1e30, 16, 2, 0, 0.9, 1e-4, distance_weight=0.5, radius=1e20)
@@ -201,30 +213,30 @@ def test_after_a_round_with_a_diverged_attacker_the_engine_is_as_good_as_new():
     assert_same(engine.train(start, jobs), loop.train(start, jobs))
 
 
-def test_one_client_and_no_client():
+def test_a_single_client_and_no_client():
     assert_trains_like_the_loop(TINY, make_jobs(TINY, (20,)))
     assert BatchedEngine(TINY, TINY.build_model()).train(TINY.build_model().state_dict(), []) == []
 
 
-def test_rounds_of_different_sizes_rates_and_starts_train_like_the_loop():
+def test_rounds_with_different_clients_rates_and_weights_train_like_the_loop():
     engine, loop = BatchedEngine(TINY, TINY.build_model()), LoopEngine(TINY, TINY.build_model())
     weights = TINY.build_model().state_dict()
-    cohorts = []
+    models = []
     for number, counts in enumerate([(33, 7, 5, 40), (12, 34), (7, 40, 3), (1,), (5, 5, 5, 5, 70)]):
         recipe = Recipe(0.1 * 0.9**number, 16, 2, 0, 0.9, 1e-4)
         jobs = make_jobs(TINY, counts, recipe, first=number)
         expected = loop.train(weights, jobs)
         assert_same(engine.train(weights, jobs), expected)
         weights = expected[0]
-        cohorts.append(engine._cohort)
-    assert cohorts[0] is cohorts[1] is cohorts[2], "fewer clients and another rate fit the captured step"
-    assert len({id(cohort) for cohort in cohorts}) == 3
+        models.append(engine._batched)
+    assert models[0] is models[1] is models[2], "fewer clients and another rate need no new model"
+    assert len({id(model) for model in models}) == 3
     engine.close()
-    assert engine._cohort is None
+    assert engine._batched is None
 
 
-def test_a_finished_client_stays_bit_for_bit_as_it_is():
-    task = Made(TinyResidual, (1, 4, 4))
+def test_a_finished_client_does_not_change_any_more():
+    task = RandomTask(TinyResidual, (1, 4, 4))
     start = task.build_model().state_dict()
     short, *long = make_jobs(task, (8, 90, 90, 90))
     one_step = Recipe(0.05, 32, 1, 0, 0.9, 1e-3)
@@ -237,8 +249,8 @@ def test_a_finished_client_stays_bit_for_bit_as_it_is():
 
 
 @pytest.mark.parametrize("poisoned_samples", [5, 60])
-def test_nan_in_one_client_does_not_reach_the_others(poisoned_samples: int):
-    class Real(Made):
+def test_nan_in_one_client_does_not_affect_the_others(poisoned_samples: int):
+    class Real(RandomTask):
         def prepare(self, x: Tensor) -> Tensor:
             return torch.where(x == 255, torch.nan, x.float() / 255)
 
@@ -256,8 +268,8 @@ def test_nan_in_one_client_does_not_reach_the_others(poisoned_samples: int):
     assert_same(found, expected)
 
 
-def test_the_global_weights_and_the_callers_model_stay_as_they_are():
-    task = Made(make_lstm, (7,), tokens=20)
+def test_the_global_weights_and_the_callers_model_are_not_changed():
+    task = RandomTask(make_lstm, (7,), tokens=20)
     model = task.build_model()
     start = {name: value.clone() for name, value in model.state_dict().items()}
     engine = BatchedEngine(task, model)
@@ -271,7 +283,7 @@ def test_the_global_weights_and_the_callers_model_stay_as_they_are():
 
 
 class HostTraffic(TorchDispatchMode):
-    """Notes operations that a CUDA graph cannot record: values moved between devices or read by the host."""
+    """Records operations that a CUDA graph cannot capture: values copied between devices or read by the host."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -280,7 +292,7 @@ class HostTraffic(TorchDispatchMode):
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         result = operation(*args, **(kwargs or {}))
         tensors = [leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, Tensor)]
-        # A number from the host may be an operand: it becomes an argument of the kernel.
+        # A scalar from the host is allowed as an operand: it becomes an argument of the kernel.
         moved = len({tensor.device for tensor in tensors}) > 1 and "copy" in str(operation)
         if (
             moved
@@ -292,16 +304,16 @@ class HostTraffic(TorchDispatchMode):
 
 
 @EVERY_KIND
-def test_a_step_neither_copies_from_the_host_nor_waits_for_the_device(task: Made, counts: tuple[int, ...]):
+def test_a_step_neither_copies_from_the_host_nor_waits_for_the_device(task: RandomTask, counts: tuple[int, ...]):
     engine = BatchedEngine(task, task.build_model())
     x, y = task.prepare(task.samples(4, 0).x).to("meta"), torch.zeros(4, dtype=torch.int64, device="meta")
-    cohort = _Cohort(task, engine._model, len(counts), x, y)
+    batched = BatchedModel(task, engine._model, len(counts), x, y)
     with HostTraffic() as traffic:
-        cohort._step(len(counts))
+        batched._step(len(counts))
     assert traffic.found == []
 
 
-def test_what_a_graph_cannot_record_is_noticed():
+def test_host_traffic_finds_what_a_graph_cannot_capture():
     with HostTraffic() as traffic:
         torch.ones(3).to("meta")
         torch.ones(3).nonzero()
@@ -311,7 +323,7 @@ def test_what_a_graph_cannot_record_is_noticed():
 
 @EVERY_KIND
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_on_a_gpu_replayed_graphs_train_like_the_loop(task: Made, counts: tuple[int, ...], monkeypatch):
+def test_on_a_gpu_replayed_graphs_train_like_the_loop(task: RandomTask, counts: tuple[int, ...], monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     start = {name: value.cuda() for name, value in task.build_model().state_dict().items()}
     engine = BatchedEngine(task, task.build_model().cuda())
@@ -321,15 +333,17 @@ def test_on_a_gpu_replayed_graphs_train_like_the_loop(task: Made, counts: tuple[
         expected = LoopEngine(task, task.build_model().cuda()).train(start, jobs)
         assert_same(engine.train(start, jobs), expected, atol=1e-4)
         start = expected[0]
-    assert engine._cohort is not None
-    assert engine._cohort.graphs
+    assert engine._batched is not None
+    assert engine._batched.graphs
 
 
 @pytest.mark.parametrize(
-    "task", [TINY, Made(WideNet, (3, 4, 4)), Made(make_lstm, (7,), tokens=20)], ids=["narrow", "wide", "lstm"]
+    "task",
+    [TINY, RandomTask(WideNet, (3, 4, 4)), RandomTask(make_lstm, (7,), tokens=20)],
+    ids=["narrow", "wide", "lstm"],
 )
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_on_a_gpu_attackers_train_beside_honest_clients(task: Made, monkeypatch):
+def test_on_a_gpu_constrained_attackers_train_together_with_honest_clients(task: RandomTask, monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     start = {name: value.cuda() for name, value in task.build_model().state_dict().items()}
     engine = BatchedEngine(task, task.build_model().cuda())
@@ -339,7 +353,7 @@ def test_on_a_gpu_attackers_train_beside_honest_clients(task: Made, monkeypatch)
         assert_same(engine.train(start, jobs), expected, atol=1e-4)
 
 
-def test_mapped_keyed_dropout_is_the_single_one():
+def test_mapped_keyed_dropout_equals_keyed_dropout_of_each_client():
     layer, x = KeyedDropout(0.4, layer=2), torch.randn(3, 6, 5)
     keys = torch.tensor([step_key(seed, 4) for seed in range(3)], dtype=torch.int32)
     mapped = vmap(lambda key, x: torch.func.functional_call(layer, {"key": key}, (x,)))(keys, x)
@@ -375,7 +389,7 @@ def test_masked_batch_norm_is_batch_norm_of_the_real_samples(norm: nn.BatchNorm1
     ],
     ids=["lstm", "dropout2d", "cumulative-batch-norm", "instance-norm", "two-dtypes", "frozen-layer"],
 )
-def test_a_model_without_a_batched_form_is_refused(model: nn.Module):
+def test_a_model_without_a_batched_form_is_rejected(model: nn.Module):
     assert not BatchedEngine.supports(model)
     with pytest.raises(ConfigError, match="loop engine"):
         BatchedEngine(TINY, model)

@@ -1,4 +1,4 @@
-"""Dropout that follows from a key alone."""
+"""Dropout whose masks are a function of a key."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from g2uardfl.training.dropout import LAYER_STRIDE, KeyedDropout, keyed_hash, se
 
 
 def hash_by_hand(key: int, layer: int, position: int) -> int:
-    """The same hash in Python's unbounded integers."""
+    """The same hash with Python's unbounded integers."""
 
     def signed(x: int) -> int:
         return (x + 2**31) % 2**32 - 2**31
@@ -19,14 +19,14 @@ def hash_by_hand(key: int, layer: int, position: int) -> int:
     return signed((x ^ (x >> 15)) * 0x846CA68B)
 
 
-def test_the_numbers_are_the_hash_worked_out_by_hand():
+def test_the_numbers_equal_the_hash_computed_with_python_integers():
     for key in (0, 1, -(2**31), 2**31 - 1, 123_456_789):
         for layer in (0, 3, 200):
             found = keyed_hash(torch.tensor(key, dtype=torch.int32), layer, torch.Size([2, 5]), torch.device("cpu"))
             assert found.flatten().tolist() == [hash_by_hand(key, layer, position) for position in range(10)]
 
 
-def test_masks_look_independent_over_positions_steps_layers_and_clients():
+def test_masks_of_positions_steps_layers_and_clients_are_uncorrelated():
     shape, cpu = torch.Size([100_000]), torch.device("cpu")
     draws = torch.stack(
         [
@@ -49,7 +49,7 @@ def test_masks_look_independent_over_positions_steps_layers_and_clients():
         assert between.abs().max() < 0.02
 
 
-def test_dropout_zeroes_the_stated_share_and_keeps_the_mean():
+def test_dropout_zeroes_the_given_fraction_and_scales_the_rest():
     dropout = KeyedDropout(0.25, layer=0)
     x = torch.ones(200_000)
     y = dropout(x)
@@ -59,7 +59,7 @@ def test_dropout_zeroes_the_stated_share_and_keeps_the_mean():
     assert torch.equal(dropout(x), x)
 
 
-def test_replacing_dropout_keeps_parameters_names_and_evaluation():
+def test_replacing_dropout_keeps_parameters_names_and_outputs_in_evaluation():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.25)))
     names, x = list(model.state_dict()), torch.randn(3, 4)
@@ -70,7 +70,7 @@ def test_replacing_dropout_keeps_parameters_names_and_evaluation():
     assert [(m.p, m.layer) for m in replaced.modules() if isinstance(m, KeyedDropout)] == [(0.5, 0), (0.25, 1)]
 
 
-def test_the_same_key_gives_the_same_masks_whatever_was_drawn_before():
+def test_the_same_key_gives_the_same_masks_whatever_torch_drew_before():
     model = with_keyed_dropout(nn.Sequential(nn.Dropout(0.5)))
     x = torch.ones(1000)
     set_key(model, step_key(3, 0))

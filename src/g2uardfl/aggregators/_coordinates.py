@@ -1,4 +1,4 @@
-"""The values of each parameter in order, for rules that look at each parameter on its own."""
+"""Sorting the clients' values of each parameter, for rules that work coordinate by coordinate."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from functools import cache
 import torch
 from torch import Tensor
 
-_FEW = 16
-"""Up to this many clients, whole rows are compared and exchanged; columns of more are sorted one by one."""
+_NETWORK_CLIENTS = 16
+"""Up to this many clients a sorting network compares whole rows; columns of more clients are sorted one by one. The
+network is several times faster for few clients, and up to 16 the tests can check every case (zero-one principle)."""
 
 
-def in_order(block: Tensor) -> Tensor:
-    """The values in each column of a (clients x columns) block, smallest first.
+def sorted_columns(block: Tensor) -> Tensor:
+    """The values in each column of a (clients x columns) block in ascending order.
 
-    >>> in_order(torch.tensor([[3.0, 7.0], [1.0, 9.0], [2.0, 8.0]]))
+    >>> sorted_columns(torch.tensor([[3.0, 7.0], [1.0, 9.0], [2.0, 8.0]]))
     tensor([[1., 7.],
             [2., 8.],
             [3., 9.]])
     """
-    if len(block) <= _FEW:
-        return _exchanged(block)
+    if len(block) <= _NETWORK_CLIENTS:
+        return _network_sorted(block)
     if block.device.type != "cpu":
         return block.sort(dim=0).values
     # NumPy sorts many short rows several times faster than torch.
@@ -29,7 +30,7 @@ def in_order(block: Tensor) -> Tensor:
     return torch.from_numpy(columns).T
 
 
-def _exchanged(block: Tensor) -> Tensor:
+def _network_sorted(block: Tensor) -> Tensor:
     rows, spare = list(block.clone().unbind()), torch.empty_like(block[0])
     for i, j in merge_exchange(len(rows)):
         low, high = rows[i], rows[j]
@@ -40,22 +41,22 @@ def _exchanged(block: Tensor) -> Tensor:
 
 
 @cache
-def merge_exchange(length: int) -> tuple[tuple[int, int], ...]:
-    """Which pairs to compare, and to exchange where out of order, so that any `length` values end up in order.
+def merge_exchange(count: int) -> tuple[tuple[int, int], ...]:
+    """The pairs of positions to compare, and to swap if out of order, to sort any `count` values.
 
-    Batcher's merge exchange (Knuth, The Art of Computer Programming 3, algorithm 5.2.2M): the pairs do not depend on
-    the values, so that all columns go through them together.
+    Batcher's merge exchange (Knuth, The Art of Computer Programming 3, algorithm 5.2.2M). The pairs do not depend on
+    the values, so all columns are sorted together.
 
     >>> merge_exchange(3)
     ((0, 2), (0, 1), (1, 2))
     """
     pairs: list[tuple[int, int]] = []
-    top = 1 << max((length - 1).bit_length() - 1, 0)
+    top = 1 << max((count - 1).bit_length() - 1, 0)
     p = top
     while p > 0:
         q, r, d = top, 0, p
         while True:
-            pairs += [(i, i + d) for i in range(length - d) if i & p == r]
+            pairs += [(i, i + d) for i in range(count - d) if i & p == r]
             if q == p:
                 break
             d, q, r = q - p, q // 2, p

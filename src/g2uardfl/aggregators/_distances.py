@@ -1,4 +1,4 @@
-"""Distances between clients and products of their updates, summed in float64: what Krum and its kin decide by."""
+"""Norms, inner products and distances of updates, accumulated in float64, for Krum and other distance-based rules."""
 
 from __future__ import annotations
 
@@ -10,48 +10,52 @@ from torch import Tensor
 
 from ..core.numerics import Array
 from ..core.threads import for_each, in_parallel
-from ..core.updates import SentUpdates, borrowed
+from ..core.updates import SentUpdates, temporary_block
 
-_CHUNK = 1 << 22
-"""How many bytes a core multiplies at a time, so that they stay close to it."""
-_SHORT = 1 << 15
-"""No fewer bytes of a client than this at a time, so that there is something to multiply."""
-_FEW = 32
-"""Up to this many clients, it takes less time to subtract each from each than to multiply."""
-_NEAR = 0.02
-"""What share of two clients' squared lengths their squared distance has to be for products in float32 to suffice."""
-_WIDTH = 1 << 16
-"""Over how many columns differences are squared and summed in the precision of the model."""
-_LOST = 1e6
-"""How many of the smallest number a square has to be for what is lost below that number not to matter."""
-_GPU_CHUNK = 1 << 26
-_PIECE = 1 << 8
-"""How many numbers are summed in the precision of the model."""
+_BLOCK_BYTES = 1 << 22
+"""The size in bytes of the blocks that one core multiplies: 4 MiB, so that a block stays in the core's caches."""
+_MIN_ROW_BYTES = 1 << 15
+"""The fewest bytes of one client in such a block: 32 KiB, so that a matrix product outweighs its overhead."""
+_PAIRWISE_CLIENTS = 32
+"""Up to this many clients, updates are subtracted from each other; for more, distances follow from inner products.
+Subtraction loses no digits to cancellation, and takes at most about a third longer up to 32 clients."""
+_MIN_RELATIVE_DISTANCE = 0.02
+"""The smallest ratio of a squared distance to the two squared norms for which float32 products suffice: cancellation
+then magnifies their rounding error (6e-8) at most 50 times."""
+_SUM_WIDTH = 1 << 16
+"""The number of columns whose squared differences are summed in the model's precision before float64 takes over."""
+_UNDERFLOW_MARGIN = 1e6
+"""How many times the smallest normal number per column a squared distance must exceed. The squares that underflow then
+change it by less than one part in a million."""
+_GPU_BLOCK_NUMBERS = 1 << 26
+"""The size of the blocks that a GPU multiplies, in numbers: 512 MiB in float64."""
+_NORM_PIECE = 1 << 8
+"""The number of squares summed in the model's precision for a norm: few enough to keep the seven digits of float32."""
 
 
 def update_distances(updates: Tensor | SentUpdates) -> Array:
-    """(clients x clients): ||Δw_i - Δw_j||², the same as between the clients' weights.
+    """(clients x clients): ||Δw_i - Δw_j||², which equals the squared distance of the clients' weights.
 
     >>> update_distances(torch.tensor([[1.0, 2.0], [4.0, 6.0]]))
     array([[ 0., 25.],
            [25.,  0.]])
     """
-    few = len(updates) <= _FEW
-    if updates.device.type != "cpu" or (updates.dtype == torch.float64 and not few):
+    pairwise = len(updates) <= _PAIRWISE_CLIENTS
+    if updates.device.type != "cpu" or (updates.dtype == torch.float64 and not pairwise):
         return squared_distances(update_products(updates))
-    # Squares of less than the smallest number are lost. Few clients are so close that those would matter.
-    lost = _LOST * torch.finfo(updates.dtype).tiny * updates.shape[1]
-    if few:
+    # Squares below the smallest normal number underflow, which matters only between nearly equal clients.
+    underflow = _UNDERFLOW_MARGIN * torch.finfo(updates.dtype).tiny * updates.shape[1]
+    if pairwise:
         result = _summed_differences(updates, slice(None), updates.dtype)
-        _all_read(updates)
-        near = result <= lost
+        _mark_checked(updates)
+        inexact = result <= underflow
     else:
         products = update_products(updates, dtype=updates.dtype)
-        lengths, result = np.diagonal(products), squared_distances(products)
-        near = result <= np.maximum(_NEAR * (lengths[:, None] + lengths), lost)
-    np.fill_diagonal(near, False)
-    rows = np.flatnonzero(near.any(axis=0)).tolist()
-    if rows and few:
+        squared, result = np.diagonal(products), squared_distances(products)
+        inexact = result <= np.maximum(_MIN_RELATIVE_DISTANCE * (squared[:, None] + squared), underflow)
+    np.fill_diagonal(inexact, False)
+    rows = np.flatnonzero(inexact.any(axis=0)).tolist()
+    if rows and pairwise:
         result[np.ix_(rows, rows)] = _summed_differences(updates, rows, torch.float64)
     elif rows:
         result[np.ix_(rows, rows)] = squared_distances(update_products(updates, rows))
@@ -59,12 +63,12 @@ def update_distances(updates: Tensor | SentUpdates) -> Array:
 
 
 def _summed_differences(updates: Tensor | SentUpdates, rows: slice | list[int], dtype: torch.dtype) -> Array:
-    """||Δw_i - Δw_j||² between some clients, squared and summed over `_WIDTH` columns in `dtype`."""
+    """||Δw_i - Δw_j||² between some clients, squared and summed over `_SUM_WIDTH` columns in `dtype`."""
     clients = len(np.arange(len(updates))[rows])
-    squared = np.empty((math.ceil(updates.shape[1] / _WIDTH), clients * (clients - 1) // 2))
+    squared = np.empty((math.ceil(updates.shape[1] / _SUM_WIDTH), clients * (clients - 1) // 2))
 
     def of_pairs(block: int) -> None:
-        columns = slice(block * _WIDTH, (block + 1) * _WIDTH)
+        columns = slice(block * _SUM_WIDTH, (block + 1) * _SUM_WIDTH)
         squared[block] = torch.pdist(updates[rows, columns].to(dtype)).double().square_()
 
     for_each(of_pairs, range(len(squared)))
@@ -73,15 +77,15 @@ def _summed_differences(updates: Tensor | SentUpdates, rows: slice | list[int], 
     return result + result.T
 
 
-def _all_read(updates: Tensor | SentUpdates) -> None:
+def _mark_checked(updates: Tensor | SentUpdates) -> None:
     if isinstance(updates, SentUpdates):
-        updates.all_read()
+        updates.mark_checked()
 
 
 def update_products(
     updates: Tensor | SentUpdates, rows: slice | list[int] = slice(None), dtype: torch.dtype = torch.float64
 ) -> Array:
-    """(clients x clients): the inner products of the updates, or of some, in `dtype` and accumulated in float64.
+    """(clients x clients): the inner products of all or some updates, in `dtype` and accumulated in float64.
 
     >>> update_products(torch.tensor([[1.0, 2.0], [0.0, 3.0]]))
     array([[5., 6.],
@@ -89,39 +93,41 @@ def update_products(
     """
     clients, parameters = updates.shape
     if updates.device.type != "cpu":
-        size = max(_GPU_CHUNK // clients, 1)
+        size = max(_GPU_BLOCK_NUMBERS // clients, 1)
         chunks = (updates[rows, start : start + size].double() for start in range(0, parameters, size))
         return np.asarray(sum((chunk @ chunk.T).cpu().numpy() for chunk in chunks))
-    size = max(_CHUNK // clients, _SHORT) // dtype.itemsize
+    size = max(_BLOCK_BYTES // clients, _MIN_ROW_BYTES) // dtype.itemsize
 
     def products(start: int) -> Array:
-        with borrowed(updates, (rows, slice(start, start + size))) as block:
+        with temporary_block(updates, (rows, slice(start, start + size))) as block:
             numbers = block.to(dtype).numpy()
-            # NumPy sees that a product with oneself is symmetric, and computes one half of it.
+            # NumPy computes only half of the product of a matrix with its own transpose.
             return np.asarray(numbers @ numbers.T, dtype=np.float64)
 
     summed = np.asarray(sum(in_parallel(products, range(0, parameters, size))))
-    _all_read(updates)
+    _mark_checked(updates)
     return summed
 
 
 def update_norms(updates: Tensor) -> Array:
-    """||Δw_i|| for each client, from norms of short pieces: in one go, float32 would be off by tenths of a percent.
+    """||Δw_i|| for each client, from the norms of short pieces.
+
+    A single float32 sum over a million parameters would be wrong by tenths of a percent.
 
     >>> update_norms(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
     array([5., 0.])
     """
-    whole = updates.shape[1] - updates.shape[1] % _PIECE
+    whole = updates.shape[1] - updates.shape[1] % _NORM_PIECE
 
     def norm(row: Tensor) -> float:
-        pieces = torch.linalg.vector_norm(row[:whole].view(-1, _PIECE), dim=1)
+        pieces = torch.linalg.vector_norm(row[:whole].view(-1, _NORM_PIECE), dim=1)
         return float(torch.linalg.vector_norm(torch.cat([pieces, row[whole:]]).double()))
 
     return np.array(list(in_parallel(norm, list(updates))))
 
 
 def squared_distances(products: Array) -> Array:
-    """||Δw_i - Δw_j||² from the products of the updates.
+    """||Δw_i - Δw_j||² from the inner products of the updates.
 
     >>> squared_distances(np.array([[1.0, 2.0], [2.0, 4.0]]))
     array([[0., 1.],
@@ -134,7 +140,7 @@ def squared_distances(products: Array) -> Array:
 
 
 def krum_scores(distances: Array, malicious_clients: int) -> Array:
-    """For each client the sum of the n - f - 2 smallest squared distances to others; at least one where there is one.
+    """For each client the sum of its n - f - 2 (at least one) smallest squared distances to other clients.
 
     >>> krum_scores(squared_distances(np.outer([0, 1, 2, 9], [0, 1, 2, 9]).astype(float)), 0)
     array([  5.,   2.,   5., 113.])
@@ -149,19 +155,16 @@ def krum_scores(distances: Array, malicious_clients: int) -> Array:
     return scores
 
 
-def tolerable(wanted: int, clients: int, each: int) -> tuple[int, str]:
-    """The largest f up to `wanted` with clients >= each * f + 3, and a sentence for the round where that is less.
+def tolerated_clients(requested: int, clients: int, factor: int) -> tuple[int, str]:
+    """The largest f up to `requested` for which clients >= factor * f + 3, and a note if f was lowered.
 
-    >>> tolerable(2, 10, 2)
+    >>> tolerated_clients(2, 10, 2)
     (2, '')
-    >>> tolerable(2, 5, 2)
-    (1, 'Among 5 clients no more than 1 malicious can be tolerated: f was lowered from 2 to 1.')
+    >>> tolerated_clients(2, 5, 2)
+    (1, 'A round of 5 clients tolerates at most 1 malicious: f was lowered from 2 to 1.')
     """
-    allowed = max(0, min(wanted, (clients - 3) // each))
-    if allowed == wanted:
-        return wanted, ""
-    among = f"{clients} client{'s' * (clients > 1)}"
-    return (
-        allowed,
-        f"Among {among} no more than {allowed} malicious can be tolerated: f was lowered from {wanted} to {allowed}.",
-    )
+    allowed = max(0, min(requested, (clients - 3) // factor))
+    if allowed == requested:
+        return requested, ""
+    round_of = f"A round of {clients} client{'s' * (clients > 1)}"
+    return allowed, f"{round_of} tolerates at most {allowed} malicious: f was lowered from {requested} to {allowed}."

@@ -1,4 +1,4 @@
-"""A count of rounds, for rules that draw something new in each."""
+"""A round counter, for rules whose random numbers depend on the round."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from .base import Aggregator
 
 
 class CountsRounds(Aggregator):
-    """A rule whose `combine` adds 1 to `round`: what it draws follows from that number, also after a restart."""
+    """A rule whose `combine` increments `round`. Its random numbers depend on that count, also after a restart."""
 
     round: int = 0
-    """Rounds decided so far."""
+    """The number of rounds decided so far."""
 
     def state(self) -> SavedState:
-        """The number of rounds."""
+        """The number of rounds decided so far."""
         return SavedState({"round": self.round})
 
     def restore(self, state: SavedState) -> None:
-        """Go on with the next round."""
+        """Continue with the next round."""
         try:
             self.round = int(state.values["round"])
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(
-                f"this state of {self.name} does not count its rounds: restore it or start anew"
+                f"this state of {self.name} holds no number of rounds: restore it from a copy or start anew"
             ) from error

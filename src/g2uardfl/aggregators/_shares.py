@@ -1,4 +1,4 @@
-"""How much each client counts for in an average."""
+"""The shares of clients in an average."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..core.numerics import Array
 
 
 def sample_shares(num_examples: Array) -> Array:
-    """n_i / Σ n; equal shares where nobody has any samples.
+    """n_i / Σ n; equal shares if no client has samples.
 
     >>> sample_shares(np.array([3.0, 1.0])), sample_shares(np.zeros(2))
     (array([0.75, 0.25]), array([0.5, 0.5]))

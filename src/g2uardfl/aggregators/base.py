@@ -10,7 +10,6 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -22,9 +21,9 @@ from ..core.layout import ModelLayout, Weights
 from ..core.numerics import Array
 from ..core.settings import NoSettings, build
 from ..core.state_files import SavedState
-from ..core.updates import DoubtfulUpdateError, SentUpdates, weighted_mean, weighted_sum
+from ..core.updates import SentUpdates, UpdateCheckError, weighted_mean, weighted_sum
 from .reading import ClientId as ClientId
-from .reading import Messages, average_buffers, read_messages
+from .reading import average_buffers, read_messages
 
 logger = logging.getLogger("g2uardfl")
 
@@ -267,47 +266,53 @@ class Aggregator(ABC):
         ValueError
             For what the caller controls: no clients at all, an empty model, an id that is no int or str.
         """
-        began = time.perf_counter()
         layout = ModelLayout.of(global_weights)
         self.accept_layout(layout)
         examples = num_examples if self.uses_num_examples else None
 
-        def decide(check: bool) -> tuple[Round, dict[ClientId, Verdict], Outcome | None, float]:
-            messages = read_messages(layout, global_weights, client_weights, examples, check)
-            round_ = _round_of(layout, global_weights, client_weights, messages, round_number)
-            invalid = {client: Verdict("invalid", reason) for client, reason in messages.invalid.items()}
-            read = time.perf_counter() - began
-            enough = len(round_.clients) >= max(1, min_updates)
-            return round_, invalid, self.combine(round_) if enough else None, read
+        def read(check: bool) -> tuple[Round, dict[ClientId, str]]:
+            return _read_round(layout, global_weights, client_weights, examples, check, round_number)
 
-        found = None
-        if self.checked_on_the_way:
-            with suppress(DoubtfulUpdateError):
-                found = decide(check=False)
-        round_, invalid, outcome, read = found or decide(check=True)
+        began = time.perf_counter()
+        try:
+            round_, invalid = read(check=not self.checked_on_the_way)
+            read_at = time.perf_counter()
+            outcome = self._outcome(round_, min_updates)
+        except UpdateCheckError:
+            round_, invalid = read(check=True)
+            read_at = time.perf_counter()
+            outcome = self._outcome(round_, min_updates)
         decided_at = time.perf_counter()
-        kept = outcome is None
-        outcome = outcome or _without_a_decision(round_, min_updates)
         weights = _next_model(round_, outcome)
-        built = time.perf_counter()
+        built_at = time.perf_counter()
 
-        verdicts = {**outcome.verdicts, **invalid}
+        decided = len(round_.clients) >= max(1, min_updates)
+        verdicts = {**outcome.verdicts, **{client: Verdict("invalid", reason) for client, reason in invalid.items()}}
         report = RoundReport(
             verdicts={client: verdicts[client] for client in client_weights},
             note=" ".join([*(event.message for event in outcome.events), *([outcome.note] if outcome.note else [])]),
             events=outcome.events,
             seconds={
-                "reading": read,
-                **(outcome.seconds or {"decision": decided_at - began - read}),
-                "building the model": built - decided_at,
+                "reading": read_at - began,
+                **(outcome.seconds or {"decision": decided_at - read_at}),
+                "building the model": built_at - decided_at,
             },
         )
         for event in outcome.events:
-            logger.log(logging.WARNING if kept else logging.INFO, "%s: %s", self.name, event.message)
-        if not kept:
-            for observe in observers:
-                observe(round_, outcome)
-        return AggregationResult(weights, report, decided=not kept)
+            logger.log(logging.INFO if decided else logging.WARNING, "%s: %s", self.name, event.message)
+        for observe in observers if decided else ():
+            observe(round_, outcome)
+        return AggregationResult(weights, report, decided)
+
+    def _outcome(self, round_: Round, min_updates: int) -> Outcome:
+        """The rule's decision; without asking it, the kept model where too few updates are usable."""
+        count = len(round_.clients)
+        if count >= max(1, min_updates):
+            return self.combine(round_)
+        why = f"{count} of at least {min_updates} usable updates arrived" if count else "No client sent a usable update"
+        event = model_kept(why)
+        verdicts = {client: Verdict("held_out", f"Not used: {event.message}") for client in round_.clients}
+        return Outcome(torch.zeros_like(round_.global_vector), np.zeros(count), verdicts, events=(event,))
 
     @abstractmethod
     def combine(self, round_: Round) -> Outcome:
@@ -324,14 +329,17 @@ class Aggregator(ABC):
         """Continue from what `state` returned; settings stay as they are."""
 
 
-def _round_of(
+def _read_round(
     layout: ModelLayout,
     global_weights: Weights,
     client_weights: Mapping[ClientId, Weights],
-    messages: Messages,
+    num_examples: Mapping[ClientId, int] | None,
+    check: bool,
     number: int | None,
-) -> Round:
-    return Round(
+) -> tuple[Round, dict[ClientId, str]]:
+    """The round of usable updates, and the reasons why the other messages are unusable."""
+    messages = read_messages(layout, global_weights, client_weights, num_examples, check)
+    round_ = Round(
         layout,
         messages.global_vector,
         messages.clients,
@@ -342,15 +350,7 @@ def _round_of(
         {client: client_weights[client] for client in messages.clients},
         number,
     )
-
-
-def _without_a_decision(round_: Round, min_updates: int) -> Outcome:
-    """The outcome of a round with fewer usable updates than are required."""
-    count = len(round_.clients)
-    why = f"{count} of at least {min_updates} usable updates arrived" if count else "No client sent a usable update"
-    event = model_kept(why)
-    verdicts = {client: Verdict("held_out", f"Not used: {event.message}") for client in round_.clients}
-    return Outcome(torch.zeros_like(round_.global_vector), np.zeros(count), verdicts, events=(event,))
+    return round_, messages.invalid
 
 
 def _next_model(round_: Round, outcome: Outcome) -> dict[str, Any]:

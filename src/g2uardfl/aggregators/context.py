@@ -1,8 +1,8 @@
-"""What some rules need besides the updates: a server that has a little data of its own and can run the model.
+"""What some rules need besides the updates: a server with a little data of its own that can run the model.
 
-Most rules look at weights and nothing else. FLTrust compares every update with one the server trained itself, DeepSight
-looks at what a model answers to random inputs. Both subclass `NeedsServer` and are given a `ServerContext` before their
-first round; a simulation attaches one itself, whoever runs a real federation writes a small class:
+Most rules use weights alone. FLTrust compares every update with one that the server trained, and DeepSight compares
+the models' outputs on random inputs. Both subclass `NeedsServer` and receive a `ServerContext` before their first
+round. A simulation attaches one itself; a real federation writes a small class:
 
     class Server(ServerContext):
         def root_update(self, global_weights, round_number):
@@ -26,34 +26,34 @@ from ._rounds import CountsRounds
 
 @dataclass(frozen=True)
 class OutputLayer:
-    """The names that the output layer's arrays have in a model's mapping."""
+    """The names of the output layer's arrays in a model's mapping."""
 
     weight: str
-    """Its first dimension counts the classes."""
+    """The array whose first dimension is the number of classes."""
     bias: str | None = None
-    """One number a class; None for a layer without."""
+    """The array with one number per class; None for a layer without bias."""
 
 
 class ServerContext:
-    """What a server can do for a rule. A subclass overrides what its rule asks for; the rest says that it is missing.
+    """What a server can do for a rule. A subclass overrides what its rule uses; everything else raises `ConfigError`.
 
-    Models come and go as mappings like those passed to `aggregate`, running statistics included.
+    Models are mappings like those passed to `aggregate`, running statistics included.
     """
 
     @property
     def output_layer(self) -> OutputLayer:
-        """Which arrays of the model are its output layer (DeepSight)."""
+        """The arrays of the model's output layer (DeepSight)."""
         raise _missing("output_layer")
 
     def root_update(self, global_weights: Weights, round_number: int) -> Weights:
         """The global model after training on the server's own root data with the clients' recipe (FLTrust).
 
-        Rounds are counted from 1 by the rule that asks. The same round and model must give the same answer.
+        The rule counts its rounds from 1. The same round and model must give the same result.
         """
         raise _missing("root_update")
 
     def random_inputs(self, count: int, seed: int) -> Tensor:
-        """`count` inputs that mean nothing, drawn from `seed`, in whatever form `probabilities` takes (DeepSight).
+        """`count` random inputs, drawn from `seed`, in the form that `probabilities` takes (DeepSight).
 
         For images that is uniform noise between 0 and 1 before normalisation, for text random token ids.
         """
@@ -62,25 +62,25 @@ class ServerContext:
     def probabilities(self, weights: Weights, inputs: Tensor) -> Tensor:
         """(inputs x classes): the softmax outputs, not the logits, of a model in evaluation mode (DeepSight).
 
-        It is called with a limited number of inputs at a time.
+        The rule passes a limited number of inputs at a time.
         """
         raise _missing("probabilities")
 
 
 class NeedsServer(CountsRounds):
-    """A rule that cannot decide on updates alone. It counts its rounds, since what a server draws depends on them."""
+    """A rule that needs a `ServerContext`. It counts its rounds, because what a server draws depends on them."""
 
     needs: ClassVar[str]
-    """What of a `ServerContext` the rule uses, for the error when there is none."""
+    """What the rule uses of a `ServerContext`, for the error if there is none."""
     takes_root_data: ClassVar[bool] = False
-    """Whether the server must have data of its own, which is then not tested on."""
+    """Whether the server must have data of its own, which is then left out of the test set."""
 
     def __init__(self, **params: Any) -> None:
         super().__init__(**params)
         self._context: ServerContext | None = None
 
     def attach(self, context: ServerContext) -> None:
-        """Give the rule its server, before its first round and again after loading; it is no part of the state."""
+        """Set the rule's server, before its first round and again after loading; it is not part of the state."""
         self._context = context
 
     @property

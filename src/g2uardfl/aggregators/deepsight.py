@@ -1,7 +1,8 @@
-"""DeepSight (Rieger et al. 2022): look into the output layer, cluster what was trained alike, drop suspicious clusters.
+"""DeepSight (Rieger et al. 2022): inspect the output layer, cluster similar clients, drop suspicious clusters.
 
-Three views of a client go into the clustering: how its update's energy is spread over the output neurons (NEUP), how
-its answers to random inputs differ from the global model's (DDif), and the direction of its output biases.
+The clustering compares clients in three ways: by how their update's energy is distributed over the output neurons
+(NEUP), by how their outputs on random inputs differ from the global model's (DDif), and by the cosine similarity of
+their output biases.
 """
 
 from __future__ import annotations
@@ -20,65 +21,101 @@ from ..core.layout import Entry, Weights
 from ..core.numerics import Array, cosine
 from ..core.settings import number
 from ._distances import update_norms
-from .base import ClientId, Outcome, Round, Verdict
+from .base import ClientId, Outcome, Round, Verdict, model_kept
 from .context import NeedsServer, OutputLayer, ServerContext
 
 Labels = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
-_MOST_INPUTS = 1 << 10
-_MOST_PROBABILITIES = 1 << 24
-"""How many inputs, and how many probabilities of one model, are in memory at a time (64 MiB in float32)."""
+_BATCH_INPUTS = 1 << 10
+"""The largest number of random inputs at a time: enough to keep a device busy at little memory."""
+_BATCH_PROBABILITIES = 1 << 24
+"""The largest number of output probabilities of one model at a time: 64 MiB in float32."""
 _LARGEST = float(torch.finfo(torch.float32).max)
-"""Stands for a quotient of a model whose answers are not finite."""
-_SAME = 1e-12
-"""Cosines that differ from 1 by less than this differ by rounding."""
+"""Replaces the probability quotient of a model whose outputs are not finite."""
+_ROUNDING = 1e-12
+"""A cosine similarity that differs from 1 by less than this counts as 1: the difference is rounding error."""
 
 
 @dataclass(frozen=True)
 class DeepSightSettings:
-    """The settings of DeepSight."""
+    """The settings of `DeepSight`, which describes them."""
 
     suspicious_share: float = number(1 / 3, 0, 1)
-    """τ: a cluster is accepted if less than this share of its clients is suspicious."""
     random_inputs: int = number(2000, 1, 10**7)
-    """How many random inputs a DDif is the mean over; the authors use 20,000."""
     input_sets: int = number(3, 1, 100)
-    """How many DDifs there are, each on random inputs of its own."""
     min_samples: int = number(3, 1, 10**6)
-    """HDBSCAN: the neighbour whose distance is a client's core distance, the client itself not counted."""
     min_cluster_size: int = number(5, 2, 10**6)
-    """HDBSCAN: the fewest clients that make a cluster."""
     seed: int = number(0, 0, 2**63 - 1)
-    """Decides the random inputs, together with the number of the round."""
 
 
 class DeepSight(NeedsServer):
     """Mean of the updates in unsuspicious clusters, each clipped to the median norm over all clients.
 
-    - Energy of output neuron c: E_c = |Δb_c| + Σ_h |ΔW_ch|; NEUP_c = E_c² / Σ E². Threshold exceedings TE: how many
-      NEUP_c exceed max(0.01, 1/C) max_c NEUP_c. Who trained on few labels has few of them: suspicious is
-      TE_i <= median(TE) / 2.
-    - DDif_c: the mean over random inputs of p_c / p_c of the global model, with softmax outputs. Quotients are summed
-      as they come, a few inputs at a time, so that a head of any width fits into memory.
-    - HDBSCAN clusters the cosine distances of the output bias updates (of the weight updates where the layer has no
-      bias), the NEUPs and each DDif. Each clustering becomes distances, 0 inside a cluster and 1 otherwise, and whoever
-      is in no cluster is at 1 from all others. Their mean (the DDifs count as one) is clustered again, where one
-      cluster of all is allowed.
-    - Of the final clusters those are accepted whose share of suspicious clients is below τ; who is in none is held out.
+    - Energy of output neuron c: E_c = |Δb_c| + Σ_h |ΔW_ch|; NEUP_c = E_c² / Σ E². The threshold exceedings TE of a
+      client are the number of NEUP_c above max(0.01, 1/C) max_c NEUP_c. Training on few labels leaves few of them:
+      a client is suspicious if TE_i <= median(TE) / 2.
+    - DDif_c: the mean over random inputs of p_c / p_c of the global model, with softmax outputs. The inputs are
+      processed in batches, so an output layer of any width fits into memory.
+    - HDBSCAN clusters the cosine distances of the output bias updates (of the weight updates if the layer has no
+      bias), the NEUPs and each DDif. Each clustering gives distances: 0 within a cluster and 1 otherwise; a client
+      outside all clusters has distance 1 to all others. Their mean (the DDifs count as one) is clustered again, and
+      here a single cluster of all clients is allowed.
+    - A final cluster is accepted if its share of suspicious clients is below τ. Clients outside all clusters are held
+      out.
 
-    HDBSCAN's `min_samples` counts the client itself in scikit-learn and does not in the `hdbscan` package that public
-    ports use; here it does not. Both sizes shrink to what a small round allows, and a single client is accepted.
+    HDBSCAN's `min_samples` counts the client itself in scikit-learn but not in the `hdbscan` package that public ports
+    use; here it does not. Both sizes are lowered to what a small round allows, and a single client is accepted.
+
+    Parameters
+    ----------
+    suspicious_share
+        τ: a cluster is accepted if less than this share of its clients is suspicious (default: 1/3).
+    random_inputs
+        The number of random inputs per DDif; the authors use 20,000 (default: 2000).
+    input_sets
+        The number of DDifs, each on its own random inputs (default: 3).
+    min_samples
+        HDBSCAN: a client's core distance is that to its neighbour of this rank, the client itself not counted
+        (default: 3).
+    min_cluster_size
+        HDBSCAN: the smallest number of clients in a cluster (default: 5).
+    seed
+        Determines the random inputs, together with the number of the round (default: 0).
+
+    References
+    ----------
+    Rieger et al., "DeepSight: Mitigating Backdoor Attacks in Federated Learning Through Deep Model Inspection",
+    NDSS 2022.
     """
 
     name = "deepsight"
-    summary = "clusters clients by their output layer and answers to random inputs, drops suspicious clusters"
+    summary = "clusters clients by their output layer and outputs on random inputs, drops suspicious clusters"
     takes_seed = True
     needs = "the model at hand (output_layer, random_inputs, probabilities)"
     Settings = DeepSightSettings
 
+    def __init__(
+        self,
+        *,
+        suspicious_share: float = DeepSightSettings.suspicious_share,
+        random_inputs: int = DeepSightSettings.random_inputs,
+        input_sets: int = DeepSightSettings.input_sets,
+        min_samples: int = DeepSightSettings.min_samples,
+        min_cluster_size: int = DeepSightSettings.min_cluster_size,
+        seed: int = DeepSightSettings.seed,
+    ) -> None:
+        super().__init__(
+            suspicious_share=suspicious_share,
+            random_inputs=random_inputs,
+            input_sets=input_sets,
+            min_samples=min_samples,
+            min_cluster_size=min_cluster_size,
+            seed=seed,
+        )
+
     def combine(self, round_: Round) -> Outcome:
-        """Inspect, cluster, filter, clip, average."""
+        """Inspect, cluster, filter, clip and average the clients."""
         weight, bias = _output_layer(round_, self.server.output_layer)
         self.round += 1
         neups = normalised_energies(update_energies(round_.updates, weight, bias))
@@ -95,10 +132,16 @@ class DeepSight(NeedsServer):
         shares = accepted / max(1, accepted.sum())
         weights = shares * clip_factors(norms, float(np.median(norms)))
         verdicts = _verdicts(round_, labels, suspicious, accepted, exceedings, weights)
-        return Outcome(round_.weighted_sum(weights), shares, verdicts, self._note(accepted))
+        return Outcome(
+            round_.weighted_sum(weights),
+            shares,
+            verdicts,
+            self._note(len(accepted)),
+            () if accepted.any() else (model_kept("No cluster was accepted"),),
+        )
 
     def _clusters(self, round_: Round, neups: Array, directions: Tensor, classes: int) -> Labels:
-        """The final clusters of the round's clients."""
+        """Each client's label in the final clustering."""
         models = [round_.client_weights[client] for client in round_.clients]
         by_ddifs = []
         for set_number in range(self.settings.input_sets):
@@ -110,8 +153,10 @@ class DeepSight(NeedsServer):
                 count=self.settings.random_inputs,
                 seed=[self.settings.seed, self.round, set_number],
             )
-            by_ddifs.append(self._labels(_euclidean(ddifs)))
-        merged = merged_distances(self._labels(_angles(directions)), self._labels(_euclidean(neups)), by_ddifs)
+            by_ddifs.append(self._labels(euclidean_distances(ddifs)))
+        merged = merged_distances(
+            self._labels(cosine_distances(directions)), self._labels(euclidean_distances(neups)), by_ddifs
+        )
         return self._labels(merged, allow_single_cluster=True)
 
     def _labels(self, distances: Array, *, allow_single_cluster: bool = False) -> Labels:
@@ -127,14 +172,11 @@ class DeepSight(NeedsServer):
         )
         return np.asarray(clustering.fit_predict(distances), dtype=np.int64)
 
-    def _note(self, accepted: Mask) -> str:
-        clients, fewest = len(accepted), self.settings.min_cluster_size
-        notes = []
-        if clients < fewest:
-            notes.append(f"Fewer than {fewest} usable clients: only all {clients} together can be a cluster.")
-        if not accepted.any():
-            notes.append("No cluster was accepted: the global model was kept.")
-        return " ".join(notes)
+    def _note(self, clients: int) -> str:
+        fewest = self.settings.min_cluster_size
+        if clients >= fewest:
+            return ""
+        return f"Fewer than {fewest} usable clients: only all {clients} together can be a cluster."
 
 
 def update_energies(updates: Tensor, weight: Entry, bias: Entry | None) -> Array:
@@ -148,7 +190,7 @@ def update_energies(updates: Tensor, weight: Entry, bias: Entry | None) -> Array
 
 
 def normalised_energies(energies: Array) -> Array:
-    """NEUP of each client: E_c² / Σ E²; zeros where nothing moved.
+    """NEUP of each client: E_c² / Σ E²; zeros for an update of zeros.
 
     >>> normalised_energies(np.array([[3.0, 1.0], [0.0, 0.0]]))
     array([[0.9, 0.1],
@@ -162,7 +204,7 @@ def normalised_energies(energies: Array) -> Array:
 
 
 def threshold_exceedings(neups: Array) -> Labels:
-    """TE of each client: how many of its NEUPs exceed max(0.01, 1/C) times the largest of them.
+    """TE of each client: the number of its NEUPs above max(0.01, 1/C) times the largest of them.
 
     >>> threshold_exceedings(np.array([[0.5, 0.3, 0.2], [0.9, 0.05, 0.05]]))
     array([3, 1])
@@ -182,13 +224,13 @@ def division_differences(
 ) -> Array:
     """DDifs (clients x classes): the mean over `count` random inputs of p / p of the global model.
 
-    Only the sums are kept: the probabilities of two models on a few inputs are in memory at a time.
+    Only the probabilities of two models on one batch of inputs are in memory at a time.
     """
-    size = max(1, min(_MOST_INPUTS, _MOST_PROBABILITIES // classes))
+    size = max(1, min(_BATCH_INPUTS, _BATCH_PROBABILITIES // classes))
     sums = torch.zeros(len(models), classes, dtype=torch.float64)
-    for part, start in enumerate(range(0, count, size)):
-        drawn_from = np.random.SeedSequence([*seed, part]).generate_state(1)[0]
-        inputs = server.random_inputs(min(size, count - start), int(drawn_from))
+    for batch, start in enumerate(range(0, count, size)):
+        batch_seed = np.random.SeedSequence([*seed, batch]).generate_state(1)[0]
+        inputs = server.random_inputs(min(size, count - start), int(batch_seed))
         reference = server.probabilities(global_weights, inputs)
         reference = reference.clamp_min(torch.finfo(reference.dtype).tiny)
         for total, model in zip(sums, models, strict=True):
@@ -198,7 +240,7 @@ def division_differences(
 
 
 def disagreement(labels: Labels) -> Array:
-    """0 for two clients of one cluster, 1 otherwise; who is in no cluster (-1) is with nobody but itself.
+    """0 for two clients of one cluster, 1 otherwise; a client outside all clusters (-1) is 0 from itself alone.
 
     >>> disagreement(np.array([0, 0, -1, -1]))
     array([[0., 0., 1., 1.],
@@ -212,13 +254,13 @@ def disagreement(labels: Labels) -> Array:
 
 
 def merged_distances(by_angle: Labels, by_neup: Labels, by_ddifs: Sequence[Labels]) -> Array:
-    """The mean disagreement of the three views; the clusterings by DDif count as one."""
+    """The mean disagreement of the three kinds of clusterings; those by DDif count as one."""
     of_ddifs: Array = np.mean([disagreement(labels) for labels in by_ddifs], axis=0)
     return (disagreement(by_angle) + disagreement(by_neup) + of_ddifs) / 3
 
 
 def accepted_clients(labels: Labels, suspicious: Mask, threshold: float) -> Mask:
-    """The members of all clusters of which less than the share `threshold` is suspicious.
+    """The members of all clusters whose share of suspicious clients is below `threshold`.
 
     >>> accepted_clients(np.array([0, 0, 1, 1, -1]), np.array([False, False, True, False, False]), 1 / 3)
     array([ True,  True, False, False, False])
@@ -231,7 +273,7 @@ def accepted_clients(labels: Labels, suspicious: Mask, threshold: float) -> Mask
 
 
 def _output_layer(round_: Round, names: OutputLayer) -> tuple[Entry, Entry | None]:
-    """Where the output layer is in the flattened model."""
+    """The position of the output layer in the flattened model."""
     entries = {entry.name: entry for entry in round_.layout.parameters}
     for name in (names.weight, names.bias):
         if name is not None and name not in entries:
@@ -243,25 +285,25 @@ def _output_layer(round_: Round, names: OutputLayer) -> tuple[Entry, Entry | Non
     classes = weight.shape[0] if len(weight.shape) >= 2 else 0
     if classes < 2 or (bias is not None and bias.shape != (classes,)):
         raise ConfigError(
-            f"the server's output_layer {names.weight!r} is no output layer: "
-            "its weight needs a row, and its bias, if it has one, a number, for each of two or more classes"
+            f"the server's output_layer {names.weight!r} is no output layer: it needs two or more classes, "
+            "its weight one row per class, and its bias, if it has one, one number per class"
         )
     return weight, bias
 
 
-def _angles(vectors: Tensor) -> Array:
+def cosine_distances(vectors: Tensor) -> Array:
     """Cosine distances between the rows."""
     wide = vectors.double()
     products = (wide @ wide.T).cpu().numpy()
     squared = np.diagonal(products)
     distances = 1.0 - cosine(products, squared[:, None], squared[None, :])
-    distances[distances < _SAME] = 0.0
+    distances[distances < _ROUNDING] = 0.0
     np.fill_diagonal(distances, 0.0)
     return distances
 
 
-def _euclidean(rows: Array) -> Array:
-    """Distances between the rows, from their differences and not from their inner products."""
+def euclidean_distances(rows: Array) -> Array:
+    """Distances between the rows, computed from differences, because inner products would lose digits."""
     points = torch.from_numpy(rows)
     return torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist").numpy()
 
@@ -272,7 +314,7 @@ def _verdicts(
     median = np.median(exceedings)
     verdicts: dict[ClientId, Verdict] = {}
     for i, client in enumerate(round_.clients):
-        own = f"its update moves {exceedings[i]} outputs, the median client's {median:g}"
+        own = f"it has {exceedings[i]} threshold exceedings, the median client {median:g}"
         if labels[i] < 0:
             verdicts[client] = Verdict("held_out", f"Held out: it is in no cluster ({own}).", weight=0.0)
             continue

@@ -7,8 +7,14 @@ from .base import Aggregator, Outcome, Round, Verdict
 
 
 class FedAvg(Aggregator):
-    """G' = G + Σ n_i/n Δw_i, over whatever came.
+    """G' = G + Σ n_i/n Δw_i over all usable updates.
 
+    References
+    ----------
+    McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017.
+
+    Examples
+    --------
     >>> import numpy as np
     >>> model = {"w": np.zeros(1)}
     >>> FedAvg().aggregate(model, {"a": {"w": np.ones(1)}, "b": {"w": np.zeros(1)}}, {"a": 3, "b": 1}).weights["w"]
@@ -21,10 +27,10 @@ class FedAvg(Aggregator):
     uses_num_examples = True
 
     def combine(self, round_: Round) -> Outcome:
-        """Average the round, weighted by samples; equally where nobody has any."""
+        """Average the round by samples; equally if no client has samples."""
         shares = sample_shares(round_.num_examples)
         verdicts = {
-            client: Verdict("accepted", "FedAvg accepts every client whose message can be read.", weight=float(share))
+            client: Verdict("accepted", "FedAvg accepts every usable update.", weight=float(share))
             for client, share in zip(round_.clients, shares, strict=True)
         }
         return Outcome(round_.weighted_mean(shares), shares, verdicts, step_is_spare=True)

@@ -1,4 +1,4 @@
-"""Krum (Blanchard et al. 2017): the one update that has the closest neighbours becomes the step."""
+"""Krum (Blanchard et al. 2017): the update that is closest to its nearest neighbours becomes the step."""
 
 from __future__ import annotations
 
@@ -8,26 +8,36 @@ import numpy as np
 
 from ..core.numerics import Array
 from ..core.settings import number
-from ._distances import krum_scores, tolerable, update_distances
+from ._distances import krum_scores, tolerated_clients, update_distances
 from .base import Aggregator, ClientId, Outcome, Round, Verdict
 
 
 @dataclass(frozen=True)
 class KrumSettings:
-    """The settings of Krum."""
+    """The settings of `Krum`, which describes them."""
 
     malicious_clients: int = number(2, 0, 10**6)
-    """f: how many of a round's clients may be malicious."""
 
 
 class Krum(Aggregator):
-    """G' = G + Δw_k, where k has the lowest score.
+    """G' = G + Δw_k, where client k has the lowest score.
 
-    A client's score is the sum of the n - f - 2 smallest squared distances ||Δw_i - Δw_j||² to other clients, over all
-    parameters at once. (The paper's appendix speaks of the highest score; the lowest is meant.) The rule needs
-    n > 2f + 2. A round of fewer clients lowers f to what it allows, and says so; with two clients the scores are equal
-    and the first in order of ids is taken, as always between equal scores.
+    The score of a client is the sum of its n - f - 2 smallest squared distances ||Δw_i - Δw_j||² to other clients, over
+    all parameters together. (The appendix of the G²uardFL paper says the highest score; the lowest is meant.) The rule
+    needs n > 2f + 2. In a smaller round it lowers f and says so in the note. Among equal scores the client with the
+    first id wins; two clients always have equal scores.
 
+    Parameters
+    ----------
+    malicious_clients
+        f: how many clients of a round may be malicious (default: 2).
+
+    References
+    ----------
+    Blanchard et al., "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent", NeurIPS 2017.
+
+    Examples
+    --------
     >>> model = {"w": np.zeros(1)}
     >>> clients = {name: {"w": np.array([w])} for name, w in zip("abcde", (1.0, 1.1, 1.2, 1.4, 50.0))}
     >>> Krum(malicious_clients=1).aggregate(model, clients).weights["w"]
@@ -35,13 +45,16 @@ class Krum(Aggregator):
     """
 
     name = "krum"
-    summary = "takes the one update that lies closest to its nearest neighbours"
+    summary = "takes the one update that is closest to its nearest neighbours"
     checked_on_the_way = True
     Settings = KrumSettings
 
+    def __init__(self, *, malicious_clients: int = KrumSettings.malicious_clients) -> None:
+        super().__init__(malicious_clients=malicious_clients)
+
     def combine(self, round_: Round) -> Outcome:
-        """Take the client with the lowest score."""
-        malicious_clients, note = tolerable(int(self.settings.malicious_clients), len(round_.clients), 2)
+        """Take the update with the lowest score."""
+        malicious_clients, note = tolerated_clients(self.settings.malicious_clients, len(round_.clients), 2)
         scores = krum_scores(update_distances(round_.sent), malicious_clients)
         best = int(np.argmin(scores))
         shares = np.zeros(len(scores))
@@ -49,14 +62,14 @@ class Krum(Aggregator):
         return Outcome(round_.update(best), shares, krum_verdicts(round_, scores, shares), note)
 
 
-def krum_verdicts(round_: Round, scores: Array, weights: Array, kept: int = 1) -> dict[ClientId, Verdict]:
-    """Accept the `kept` clients of the lowest scores, hold out the others; each is told its score and its rank."""
+def krum_verdicts(round_: Round, scores: Array, weights: Array, selected: int = 1) -> dict[ClientId, Verdict]:
+    """Accept the `selected` clients with the lowest scores and hold out the others."""
     verdicts: dict[ClientId, Verdict] = {}
     for rank, i in enumerate(np.argsort(scores, kind="stable"), start=1):
-        seen = f"its distance score {scores[i]:.4g} is number {rank} of {len(scores)} from the lowest"
-        if rank <= kept:
-            verdict = Verdict("accepted", f"Accepted: {seen}.", weight=float(weights[i]))
+        ranked = f"its Krum score {scores[i]:.4g} has rank {rank} of {len(scores)}, lowest first"
+        if rank <= selected:
+            verdict = Verdict("accepted", f"Accepted: {ranked}.", weight=float(weights[i]))
         else:
-            verdict = Verdict("held_out", f"Held out: {seen}, and {kept} could stay.", weight=0.0)
+            verdict = Verdict("held_out", f"Held out: {ranked}, and only {selected} are selected.", weight=0.0)
         verdicts[round_.clients[i]] = verdict
     return verdicts

@@ -9,10 +9,16 @@ from .trimmed_mean import trimmed_mean
 
 
 class Median(Aggregator):
-    """Each parameter moves by the median of its updates; between the two middle ones where their number is even.
+    """Each parameter moves by the median of its updates, or by the mean of the two middle ones if their number is even.
 
-    Every client counts once, whatever number of samples it reports.
+    All clients have the same weight, whatever sample counts they report.
 
+    References
+    ----------
+    Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML 2018.
+
+    Examples
+    --------
     >>> model = {"w": np.zeros(1)}
     >>> clients = {i: {"w": np.array([w])} for i, w in enumerate((1.0, 2.0, 4.0, 900.0))}
     >>> Median().aggregate(model, clients).weights["w"]
@@ -26,7 +32,7 @@ class Median(Aggregator):
     def combine(self, round_: Round) -> Outcome:
         """Take the median of each parameter."""
         clients = len(round_.clients)
-        reason = f"Accepted: counts once among {clients} in the median of each parameter."
+        reason = f"Accepted: one of {clients} values in the median of each parameter."
         return Outcome(
             trimmed_mean(round_.sent, (clients - 1) // 2),
             np.full(clients, 1 / clients),

@@ -1,4 +1,4 @@
-"""NDC, norm difference clipping (Sun et al. 2019): no update is longer than a threshold."""
+"""NDC, norm difference clipping (Sun et al. 2019): every update is clipped to a norm threshold."""
 
 from __future__ import annotations
 
@@ -14,15 +14,25 @@ from .base import Aggregator, ClientId, Outcome, Round, Verdict
 
 @dataclass(frozen=True)
 class NDCSettings:
-    """The settings of NDC."""
+    """The settings of `NDC`, which describes them."""
 
     threshold: float = number(2.0, 0, 1e30, above=True)
-    """M: the norm that no update may exceed."""
 
 
 class NDC(Aggregator):
-    """G' = G + Σ n_i/n Δw_i / max(1, ||Δw_i|| / M), with the norm over all parameters and without running statistics.
+    """G' = G + Σ n_i/n Δw_i / max(1, ||Δw_i|| / M), with the norm over all parameters but no running statistics.
 
+    Parameters
+    ----------
+    threshold
+        M: the largest norm of an update (default: 2.0).
+
+    References
+    ----------
+    Sun et al., "Can You Really Backdoor Federated Learning?", arXiv:1911.07963, 2019.
+
+    Examples
+    --------
     >>> import numpy as np
     >>> model = {"w": np.zeros(2)}
     >>> clients = {"a": {"w": np.array([1.0, 0.0])}, "b": {"w": np.array([30.0, 40.0])}}
@@ -35,13 +45,16 @@ class NDC(Aggregator):
     uses_num_examples = True
     Settings = NDCSettings
 
+    def __init__(self, *, threshold: float = NDCSettings.threshold) -> None:
+        super().__init__(threshold=threshold)
+
     def combine(self, round_: Round) -> Outcome:
         """Clip, then average by samples."""
         return clipped_mean(round_, self.settings.threshold)
 
 
 def clipped_mean(round_: Round, threshold: float) -> Outcome:
-    """The mean by samples of the updates, each shortened to norm `threshold` where it is longer."""
+    """The mean of the updates by samples, each clipped to norm `threshold`."""
     norms = update_norms(round_.updates)
     shares = sample_shares(round_.num_examples)
     weights = shares * clip_factors(norms, threshold)
@@ -52,9 +65,9 @@ def _verdicts(round_: Round, norms: Array, weights: Array, threshold: float) -> 
     verdicts: dict[ClientId, Verdict] = {}
     for client, norm, weight in zip(round_.clients, norms, weights, strict=True):
         if weight == 0:
-            reason = "Held out: it reports no samples, so it carries no weight."
+            reason = "Held out: it reported no samples, so its weight is 0."
             verdicts[client] = Verdict("held_out", reason, weight=0.0)
         else:
-            how = f"clipped to {threshold:g}" if norm > threshold else "left as it was"
-            verdicts[client] = Verdict("accepted", f"Accepted: its norm {norm:.4g} was {how}.", weight=float(weight))
+            clipped = f"was clipped to {threshold:g}" if norm > threshold else "was not clipped"
+            verdicts[client] = Verdict("accepted", f"Accepted: its norm {norm:.4g} {clipped}.", weight=float(weight))
     return verdicts

@@ -15,26 +15,37 @@ from .base import Aggregator, ClientId, Outcome, Round, Verdict
 
 @dataclass(frozen=True)
 class RFASettings:
-    """The settings of RFA, by default the paper's."""
+    """The settings of `RFA`, which describes them."""
 
     smoothing: float = number(1e-5, 0, 1e6, above=True)
-    """ν: no distance counts as smaller than this."""
     iterations: int = number(500, 1, 10**6)
-    """T: the most iterations a round may take."""
     tolerance: float = number(0.1, 0, 1)
-    """ε: stop when the objective changes by less than this share of itself."""
 
 
 class RFA(Aggregator):
     """G' = G + z, where z minimises Σ α_i ||z - Δw_i|| with α_i = n_i/n.
 
-    Smoothed Weiszfeld: from the weighted mean on, w_i = α_i / max(ν, ||z - Δw_i||), scaled to sum 1, and
-    z = Σ w_i Δw_i, until the objective settles. A model is one vector over all its layers. z is never formed on the
-    way: it is a combination of the updates, so that all its distances follow from their inner products.
+    Smoothed Weiszfeld starts from the weighted mean and repeats w_i = α_i / max(ν, ||z - Δw_i||), scaled to sum 1, and
+    z = Σ w_i Δw_i until the objective converges. A model is one vector over all its layers. The iterations do not
+    compute z: it is a combination of the updates, so its distances follow from their inner products.
 
-    The tolerance is relative, and the paper's is wide: where one client lies very far away, the objective is nearly all
-    that client's, and the iterations stop before its pull is gone. A `tolerance` of 0 takes them to the end.
+    Parameters
+    ----------
+    smoothing
+        ν: the smallest distance in a denominator (default: 1e-5).
+    iterations
+        T: the largest number of iterations (default: 500).
+    tolerance
+        ε: stop when the objective changes by at most this fraction of itself. An outlier that is very far away
+        dominates the objective, and the paper's value then stops the iterations before its influence is gone; 0
+        runs them to the end (default: 0.1).
 
+    References
+    ----------
+    Pillutla, Kakade and Harchaoui, "Robust Aggregation for Federated Learning", arXiv:1912.13445, 2019.
+
+    Examples
+    --------
     >>> model = {"w": np.zeros(1)}
     >>> clients = {i: {"w": np.array([w])} for i, w in enumerate((0.0, 1.0, 900.0))}
     >>> RFA(tolerance=0.0).aggregate(model, clients).weights["w"].round(3)
@@ -46,6 +57,15 @@ class RFA(Aggregator):
     checked_on_the_way = True
     uses_num_examples = True
     Settings = RFASettings
+
+    def __init__(
+        self,
+        *,
+        smoothing: float = RFASettings.smoothing,
+        iterations: int = RFASettings.iterations,
+        tolerance: float = RFASettings.tolerance,
+    ) -> None:
+        super().__init__(smoothing=smoothing, iterations=iterations, tolerance=tolerance)
 
     def combine(self, round_: Round) -> Outcome:
         """Find the geometric median of the round."""
@@ -69,7 +89,7 @@ def weiszfeld(
     products
         The inner products of the vectors.
     shares
-        α: how much each vector counts; they sum to 1.
+        α: the weight of each vector in the objective; they sum to 1.
     smoothing, iterations, tolerance
         ν, T and ε.
     """
@@ -100,9 +120,9 @@ def _verdicts(round_: Round, weights: Array, distances: Array) -> dict[ClientId,
     verdicts: dict[ClientId, Verdict] = {}
     for client, weight, distance in zip(round_.clients, weights, distances, strict=True):
         if weight > 0:
-            reason = f"Accepted at weight {weight:.3g}: it lies {distance:.4g} from the geometric median."
+            reason = f"Accepted with weight {weight:.3g}: its distance from the geometric median is {distance:.4g}."
             verdicts[client] = Verdict("accepted", reason, distance=float(distance), weight=float(weight))
         else:
-            reason = "Held out: it reports no samples, so it carries no weight."
+            reason = "Held out: it reported no samples, so its weight is 0."
             verdicts[client] = Verdict("held_out", reason, distance=float(distance), weight=0.0)
     return verdicts

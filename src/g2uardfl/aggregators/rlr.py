@@ -1,4 +1,4 @@
-"""RLR, robust learning rate (Özdayi et al. 2021): parameters that too few clients agree on move the other way."""
+"""RLR, robust learning rate (Özdayi et al. 2021): parameters without enough agreement on the sign are reversed."""
 
 from __future__ import annotations
 
@@ -15,21 +15,33 @@ from .base import Aggregator, Outcome, Round, Verdict
 
 @dataclass(frozen=True)
 class RLRSettings:
-    """The settings of RLR."""
+    """The settings of `RLR`, which describes them."""
 
     threshold: int = number(3, 0, 10**6)
-    """θ: how far the votes for the two directions must be apart for a parameter to follow the mean."""
     learning_rate: float = number(1.0, 0, 1e6)
-    """η: the server's learning rate."""
 
 
 class RLR(Aggregator):
-    """G' = G + η_k · mean(Δw), with η_k = η where |Σ_i sign(Δw_ik)| >= θ, and -η elsewhere.
+    """G' = G + η_k · mean(Δw), with η_k = η if |Σ_i sign(Δw_ik)| >= θ, and η_k = -η otherwise.
 
-    Every client has one vote on each parameter, the sign of its update and not of its weight; who leaves a parameter as
-    it was has none. The mean is by samples. A round of fewer than θ clients could only go backwards, so there θ is
-    lowered to their number, and that is said.
+    Each client has one vote per parameter, the sign of its update; an update of 0 is no vote. The mean is weighted by
+    samples. A round with fewer than θ clients would reverse every parameter, so there θ is lowered to the number of
+    clients, and the note says so.
 
+    Parameters
+    ----------
+    threshold
+        θ: the smallest vote margin |Σ_i sign(Δw_ik)| for which a parameter follows the mean (default: 3).
+    learning_rate
+        η: the server's learning rate (default: 1.0).
+
+    References
+    ----------
+    Özdayi, Kantarcioglu and Gel, "Defending against Backdoors in Federated Learning with Robust Learning Rate",
+    AAAI 2021.
+
+    Examples
+    --------
     >>> import numpy as np
     >>> model = {"w": np.zeros(2)}
     >>> clients = {i: {"w": np.array(w)} for i, w in enumerate(([3.0, 3.0], [3.0, 3.0], [3.0, -3.0]))}
@@ -38,25 +50,32 @@ class RLR(Aggregator):
     """
 
     name = "rlr"
-    summary = "turns back the parameters on whose direction too few clients agree"
+    summary = "reverses the step of parameters on whose sign too few clients agree"
     uses_num_examples = True
     Settings = RLRSettings
 
+    def __init__(
+        self, *, threshold: int = RLRSettings.threshold, learning_rate: float = RLRSettings.learning_rate
+    ) -> None:
+        super().__init__(threshold=threshold, learning_rate=learning_rate)
+
     def combine(self, round_: Round) -> Outcome:
-        """Vote on each parameter's direction and step."""
+        """Vote on the sign of each parameter, then step."""
         clients = len(round_.clients)
-        wanted = self.settings.threshold
-        threshold = min(wanted, clients)
+        requested = self.settings.threshold
+        threshold = min(requested, clients)
         agreed = each_block(round_.sent, vote_margin) >= threshold
         shares = sample_shares(round_.num_examples)
         mean = round_.weighted_sum(shares)
         step = torch.where(agreed, mean, -mean).mul_(self.settings.learning_rate)
-        turned = 1 - float(agreed.mean(dtype=torch.float64))
-        note = f"{turned:.1%} of the parameters were turned back: fewer than {threshold} votes between the directions."
-        if threshold < wanted:
-            note += f" θ was lowered from {wanted} to the number of clients."
+        reversed_share = 1 - float(agreed.mean(dtype=torch.float64))
+        note = (
+            f"The step of {reversed_share:.1%} of the parameters was reversed: their vote margin is below {threshold}."
+        )
+        if threshold < requested:
+            note += f" θ was lowered from {requested} to the number of clients."
         verdicts = {
-            client: Verdict("accepted", f"Accepted: one vote in {clients}, weight {share:.3g}.", weight=float(share))
+            client: Verdict("accepted", f"Accepted: one vote of {clients}, weight {share:.3g}.", weight=float(share))
             for client, share in zip(round_.clients, shares, strict=True)
         }
         return Outcome(step, shares, verdicts, note)

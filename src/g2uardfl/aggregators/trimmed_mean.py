@@ -1,4 +1,4 @@
-"""Trimmed mean (Yin et al. 2018): of each parameter the largest and smallest values are left out."""
+"""Trimmed mean (Yin et al. 2018): the mean of each parameter without its largest and smallest values."""
 
 from __future__ import annotations
 
@@ -10,24 +10,34 @@ from torch import Tensor
 
 from ..core.settings import number
 from ..core.updates import SentUpdates, each_block
-from ._coordinates import in_order
+from ._coordinates import sorted_columns
 from .base import Aggregator, Outcome, Round, Verdict
 
 
 @dataclass(frozen=True)
 class TrimmedMeanSettings:
-    """The settings of the trimmed mean."""
+    """The settings of `TrimmedMean`, which describes them."""
 
     trimmed_share: float = number(0.2, 0, 0.5)
-    """β: the share of clients left out on either side; 0.5 leaves the median."""
 
 
 class TrimmedMean(Aggregator):
     """Each parameter moves by the mean of its updates without the ⌊βn⌋ largest and the ⌊βn⌋ smallest.
 
-    Every client counts once, whatever number of samples it reports. Where βn is less than one nothing is trimmed; the
-    round says so.
+    All clients have the same weight, whatever sample counts they report. If βn is less than one, nothing is trimmed,
+    and the note says so.
 
+    Parameters
+    ----------
+    trimmed_share
+        β: the share of clients trimmed at each end; 0.5 leaves the median (default: 0.2).
+
+    References
+    ----------
+    Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML 2018.
+
+    Examples
+    --------
     >>> model = {"w": np.zeros(1)}
     >>> clients = {i: {"w": np.array([w])} for i, w in enumerate((-50.0, 1.0, 2.0, 3.0, 90.0))}
     >>> TrimmedMean().aggregate(model, clients).weights["w"]
@@ -35,16 +45,21 @@ class TrimmedMean(Aggregator):
     """
 
     name = "trimmed_mean"
-    summary = "of each parameter leaves out the largest and the smallest values, averages the rest"
+    summary = "averages each parameter without its largest and smallest values"
     checked_on_the_way = True
     Settings = TrimmedMeanSettings
 
+    def __init__(self, *, trimmed_share: float = TrimmedMeanSettings.trimmed_share) -> None:
+        super().__init__(trimmed_share=trimmed_share)
+
     def combine(self, round_: Round) -> Outcome:
         """Trim and average each parameter."""
-        clients = len(round_.clients)
-        trimmed = trimmed_clients(self.settings.trimmed_share, clients)
-        reason = f"Accepted: of each parameter the {trimmed} largest and {trimmed} smallest of {clients} are left out."
-        note = "" if trimmed else f"Nothing was trimmed: {self.settings.trimmed_share:g} of {clients} is less than one."
+        share, clients = self.settings.trimmed_share, len(round_.clients)
+        trimmed = trimmed_clients(share, clients)
+        reason = (
+            f"Accepted: the {trimmed} largest and {trimmed} smallest of {clients} values of each parameter are trimmed."
+        )
+        note = "" if trimmed else f"Nothing was trimmed: a share of {share:g} of {clients} clients is less than one."
         return Outcome(
             trimmed_mean(round_.sent, trimmed),
             np.full(clients, 1 / clients),
@@ -54,7 +69,7 @@ class TrimmedMean(Aggregator):
 
 
 def trimmed_clients(share: float, clients: int) -> int:
-    """⌊βn⌋, never so many that nothing is left, and not one too few because β has no exact binary form.
+    """⌊βn⌋, but at most so many that a value is left. The floor allows for the rounding of β to a binary number.
 
     >>> trimmed_clients(0.29, 100), trimmed_clients(0.5, 4)
     (29, 1)
@@ -65,4 +80,4 @@ def trimmed_clients(share: float, clients: int) -> int:
 def trimmed_mean(updates: Tensor | SentUpdates, trimmed: int) -> Tensor:
     """The mean of each column without its `trimmed` largest and smallest values."""
     kept = slice(trimmed, len(updates) - trimmed)
-    return each_block(updates, lambda block: in_order(block)[kept].mean(dim=0))
+    return each_block(updates, lambda block: sorted_columns(block)[kept].mean(dim=0))

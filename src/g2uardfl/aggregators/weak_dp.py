@@ -1,4 +1,4 @@
-"""Weak DP (Sun et al. 2019): Gaussian noise on the averaged model, too little for privacy but not for a backdoor."""
+"""Weak DP (Sun et al. 2019): Gaussian noise on the averaged model, too weak for differential privacy."""
 
 from __future__ import annotations
 
@@ -17,23 +17,35 @@ from .ndc import clipped_mean
 
 @dataclass(frozen=True)
 class WeakDPSettings:
-    """The settings of Weak DP."""
+    """The settings of `WeakDP`, which describes them."""
 
     noise: float = number(0.025, 0, 1e6)
-    """σ: the deviation of the noise on every parameter."""
     clip_norm: float = number(math.inf, 0, math.inf, above=True)
-    """Clip every update to this norm first, as NDC does; infinity, the default, clips nothing."""
     seed: int = number(0, 0, 2**63 - 1)
-    """Decides the noise, together with the number of the round."""
 
 
 class WeakDP(CountsRounds):
     """G' = G + Σ n_i/n Δw_i + N(0, σ²) on every parameter.
 
-    The noise is added once, to the averaged model, not to each client's before averaging, which would make it weaker
-    by the root of their number; running statistics get none. The edge-case backdoors' code clips updates first; the
-    paper speaks of the noise alone, so clipping is off unless `clip_norm` is set.
+    The noise is added once, to the averaged model. Added to each of n clients before averaging, it would be weaker by
+    a factor of √n. Running statistics receive no noise.
 
+    Parameters
+    ----------
+    noise
+        σ: the standard deviation of the noise on every parameter (default: 0.025).
+    clip_norm
+        Clip every update to this norm first, as NDC does. The code of the edge-case backdoors clips; the paper
+        describes the noise alone (default: inf).
+    seed
+        Determines the noise, together with the number of the round (default: 0).
+
+    References
+    ----------
+    Sun et al., "Can You Really Backdoor Federated Learning?", arXiv:1911.07963, 2019.
+
+    Examples
+    --------
     >>> model = {"w": np.zeros(1)}
     >>> WeakDP(noise=0).aggregate(model, {"a": {"w": np.ones(1)}, "b": {"w": np.zeros(1)}}).weights["w"]
     array([0.5])
@@ -45,8 +57,17 @@ class WeakDP(CountsRounds):
     takes_seed = True
     Settings = WeakDPSettings
 
+    def __init__(
+        self,
+        *,
+        noise: float = WeakDPSettings.noise,
+        clip_norm: float = WeakDPSettings.clip_norm,
+        seed: int = WeakDPSettings.seed,
+    ) -> None:
+        super().__init__(noise=noise, clip_norm=clip_norm, seed=seed)
+
     def combine(self, round_: Round) -> Outcome:
-        """Average, clipped where asked for, and add noise."""
+        """Clip, average by samples and add noise."""
         self.round += 1
         outcome = clipped_mean(round_, self.settings.clip_norm)
         noise = gaussian_noise(outcome.step, self.settings.noise, self.settings.seed, self.round)
@@ -54,7 +75,7 @@ class WeakDP(CountsRounds):
 
 
 def gaussian_noise(like: Tensor, deviation: float, seed: int, round_number: int) -> Tensor:
-    """N(0, deviation²) in the shape of `like`, drawn on the CPU so that every device gets the same."""
+    """N(0, deviation²) in the shape of `like`, drawn on the CPU so that it does not depend on the device."""
     state = np.random.SeedSequence([seed, round_number]).generate_state(1, np.uint64)[0]
     generator = torch.Generator().manual_seed(int(state) >> 1)
     return torch.randn(like.shape, dtype=like.dtype, generator=generator).to(like.device).mul_(deviation)

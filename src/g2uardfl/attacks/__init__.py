@@ -1,10 +1,12 @@
-"""The attacks, each in one file, and the adaptive ones, which wrap any of them."""
+"""All attacks by name. The adaptive ones wrap any other: `randomized(black_box)`."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
+from ..core.constructors import refuse_unknown_names
 from ..core.errors import ConfigError
 from ..core.registry import Registry
 
@@ -40,19 +42,24 @@ def find(name: str) -> type[Attack]:
 
 
 def create(name: str, **settings: Any) -> Attack:
-    """Make an attack ready for its first round; `wrapper(name)` puts one attack into another.
+    """Make an attack that is ready for its first round; `wrapper(name)` wraps one attack in another.
 
     >>> create("randomized(black_box)", probability=0.1).inner.name
     'black_box'
     """
     wrapped = re.fullmatch(r"\s*([\w.:]+)\s*\((.*)\)\s*", name)
     if wrapped is None:
-        return find(name.strip())(**settings)
+        return _made(find(name.strip()), settings)
     from .adaptive import Wrapper
 
     outer, inner = find(wrapped[1]), wrapped[2]
     if not issubclass(outer, Wrapper):
         raise ConfigError(f"attack {wrapped[1]} cannot wrap {inner}: only wrappers such as randomized can")
     if "attack" in settings:
-        raise ConfigError(f"{name} says what it wraps: leave out the setting attack={settings['attack']!r}")
-    return outer(attack=inner, **settings)
+        raise ConfigError(f"{name} names the inner attack: leave out the setting attack={settings['attack']!r}")
+    return _made(outer, {"attack": inner, **settings})
+
+
+def _made(kind: type[Attack], settings: Mapping[str, Any]) -> Attack:
+    refuse_unknown_names(kind, settings)
+    return kind(**settings)

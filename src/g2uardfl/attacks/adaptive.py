@@ -1,8 +1,8 @@
-"""Attackers who know the defence and make themselves hard to tell apart: wrappers around any other attack.
+"""Adaptive attacks: attackers that know the defence and disguise another attack.
 
-The paper describes the three in a sentence each ("Adaptive Attacks"); no original code exists. By themselves they wrap
-`pgd_replacement`, the paper's default attack; `randomized(black_box)` wraps another, and they wrap each other too. A
-setting that a wrapper does not have goes to what it wraps.
+The G²uardFL paper describes the three in one sentence each ("Adaptive Attacks"); no original code exists. Each wraps
+another attack, by default `pgd_replacement`, the paper's default; `randomized(black_box)` names another, and they wrap
+each other too. Settings that a wrapper does not have are passed to the attack inside.
 """
 
 from __future__ import annotations
@@ -22,96 +22,125 @@ from ..training.local import Job, Recipe
 from . import create
 from .base import Attack, Member, Model, Turn
 
+DEFAULT_ATTACK = "pgd_replacement"
+"""The attack that a wrapper wraps by default: the default attack of the G²uardFL paper."""
+
 
 class Wrapper(Attack):
-    """Does what the attack inside it does; subclasses change one thing.
+    """Delegates everything to the attack inside; subclasses change one thing.
 
     Parameters
     ----------
     attack
-        The attack inside: a name, as anywhere else, or an attack object.
+        The attack inside: a name, `package.module:ClassName` or an `Attack` object (default: "pgd_replacement").
     **settings
-        The wrapper's own settings; the rest is the inner attack's.
+        The wrapper's own settings, and those of the inner attack if `attack` is a name.
     """
 
-    def __init__(self, attack: str | Attack = "pgd_replacement", **settings: Any) -> None:
+    def __init__(self, attack: str | Attack = DEFAULT_ATTACK, **settings: Any) -> None:
         names = {item.name for item in dataclasses.fields(self.Settings)}
         super().__init__(**{name: value for name, value in settings.items() if name in names})
-        others = {name: value for name, value in settings.items() if name not in names}
+        inner_settings = {name: value for name, value in settings.items() if name not in names}
         if not isinstance(attack, str | Attack):
             raise ConfigError(f"{self.name} cannot wrap attack={attack!r}: give an attack's name or an attack object")
-        if others and not isinstance(attack, str):
-            raise ConfigError(f"unknown setting {next(iter(others))!r}: an attack that is made has its settings")
-        self.inner = create(attack, **others) if isinstance(attack, str) else attack
+        if inner_settings and not isinstance(attack, str):
+            raise ConfigError(
+                f"unknown setting {next(iter(inner_settings))!r}: pass the inner attack's settings only together with "
+                "its name; an attack object is already configured"
+            )
+        self.inner = create(attack, **inner_settings) if isinstance(attack, str) else attack
         if not self.inner.attacks:
-            raise ConfigError(f"{self.name}({self.inner.name}) would attack nobody: wrap an attack")
+            raise ConfigError(
+                f"{self.name} cannot wrap {self.inner.name}, which does not attack: choose another attack"
+            )
+
+    def __repr__(self) -> str:
+        own = "".join(f", {name}={value!r}" for name, value in dataclasses.asdict(self.settings).items())
+        return f"{type(self).__name__}({self.inner!r}{own})"
 
     def enlist(self, task: Task, team: Sequence[int]) -> None:
-        """As inside."""
+        """Enlist the inner attack too."""
         super().enlist(task, team)
         self.inner.enlist(task, team)
 
     def backdoor_test(self) -> Samples:
-        """As inside."""
+        """The inner attack's."""
         return self.inner.backdoor_test()
 
     def training_data(self, client: int, clean: Samples, pdr: float, generator: torch.Generator) -> Samples:
-        """As inside."""
+        """The inner attack's."""
         return self.inner.training_data(client, clean, pdr, generator)
 
     def observe(self, turn: Turn) -> None:
-        """As inside."""
+        """Let the inner attack observe."""
         self.inner.observe(turn)
 
     def attackers(self, turn: Turn) -> tuple[Member, ...]:
-        """As inside."""
+        """The inner attack's."""
         return self.inner.attackers(turn)
 
     def recipe(self, honest: Recipe) -> Recipe:
-        """As inside."""
+        """The inner attack's."""
         return self.inner.recipe(honest)
 
     def jobs(self, turn: Turn) -> Mapping[Hashable, Job]:
-        """As inside."""
+        """The inner attack's."""
         return self.inner.jobs(turn)
 
     def submissions(self, turn: Turn, trained: Mapping[Hashable, Model]) -> Mapping[int, Model]:
-        """As inside."""
+        """The inner attack's."""
         return self.inner.submissions(turn, trained)
 
     def state(self) -> SavedState:
-        """As inside."""
+        """The inner attack's."""
         return self.inner.state()
 
     def restore(self, state: SavedState) -> None:
-        """As inside."""
+        """Restore the inner attack."""
         self.inner.restore(state)
 
 
 @dataclass(frozen=True)
 class DynamicPDRSettings:
-    """Settings of `dynamic_pdr`."""
+    """The settings of `DynamicPDR`, which describes them."""
 
     low: float = number(0.05, 0, 1)
-    """The least share of backdoored samples."""
     high: float = number(0.20, 0, 1)
-    """The largest."""
 
 
 class DynamicPDR(Wrapper):
-    """Each malicious client draws its own poisoned data rate, evenly between `low` and `high`, once and for all."""
+    """Each malicious client draws its own poisoned data rate once, uniformly between `low` and `high`.
+
+    Parameters
+    ----------
+    attack
+        The attack inside: a name, `package.module:ClassName` or an `Attack` object (default: "pgd_replacement").
+    low
+        The smallest share of backdoored samples (default: 0.05).
+    high
+        The largest share of backdoored samples (default: 0.2).
+    **inner_settings
+        The settings of the inner attack, if `attack` is a name.
+    """
 
     name = "dynamic_pdr"
     summary = "wrapper: each attacker draws its own share of backdoored samples"
     Settings = DynamicPDRSettings
 
-    def __init__(self, attack: str | Attack = "pgd_replacement", **settings: Any) -> None:
-        super().__init__(attack, **settings)
+    def __init__(
+        self,
+        attack: str | Attack = DEFAULT_ATTACK,
+        *,
+        low: float = DynamicPDRSettings.low,
+        high: float = DynamicPDRSettings.high,
+        **inner_settings: Any,
+    ) -> None:
+        super().__init__(attack, low=low, high=high, **inner_settings)
         if self.settings.low > self.settings.high:
             raise ConfigError(f"dynamic_pdr: low={self.settings.low} is above high={self.settings.high}")
 
     def training_data(self, client: int, clean: Samples, pdr: float, generator: torch.Generator) -> Samples:
-        """The inner attack's data at the client's own rate; the run's is not used."""
+        """The inner attack's data at the client's own rate; the rate of the run is ignored."""
         low, high = self.settings.low, self.settings.high
         own = low + (high - low) * float(torch.rand((), generator=generator))
         return self.inner.training_data(client, clean, own, generator)
@@ -119,18 +148,36 @@ class DynamicPDR(Wrapper):
 
 @dataclass(frozen=True)
 class ModelObfuscationSettings:
-    """Settings of `model_obfuscation`."""
+    """The settings of `ModelObfuscation`, which describes them."""
 
     noise: float = number(0.034, 0, 1e6)
-    """Standard deviation of the noise (the paper, after FLAME: 0.034)."""
 
 
 class ModelObfuscation(Wrapper):
-    """Attackers add Gaussian noise to every parameter they send, each its own."""
+    """Each attacker adds its own Gaussian noise to every parameter it sends.
+
+    Parameters
+    ----------
+    attack
+        The attack inside: a name, `package.module:ClassName` or an `Attack` object (default: "pgd_replacement").
+    noise
+        The standard deviation of the noise; the G²uardFL paper takes 0.034 from FLAME (default: 0.034).
+    **inner_settings
+        The settings of the inner attack, if `attack` is a name.
+    """
 
     name = "model_obfuscation"
     summary = "wrapper: attackers add Gaussian noise to what they send"
     Settings = ModelObfuscationSettings
+
+    def __init__(
+        self,
+        attack: str | Attack = DEFAULT_ATTACK,
+        *,
+        noise: float = ModelObfuscationSettings.noise,
+        **inner_settings: Any,
+    ) -> None:
+        super().__init__(attack, noise=noise, **inner_settings)
 
     def submissions(self, turn: Turn, trained: Mapping[Hashable, Model]) -> Mapping[int, Model]:
         """The inner attack's models with noise."""
@@ -148,25 +195,43 @@ class ModelObfuscation(Wrapper):
 
 @dataclass(frozen=True)
 class RandomizedSettings:
-    """Settings of `randomized`."""
+    """The settings of `Randomized`, which describes them."""
 
     probability: float = number(0.5, 0, 1)
-    """How likely a selected malicious client is to attack."""
 
 
 class Randomized(Wrapper):
-    """Each selected malicious client attacks with `probability`, and is honest otherwise."""
+    """Each selected malicious client attacks with `probability` and is honest otherwise.
+
+    Parameters
+    ----------
+    attack
+        The attack inside: a name, `package.module:ClassName` or an `Attack` object (default: "pgd_replacement").
+    probability
+        The probability that a selected malicious client attacks (default: 0.5).
+    **inner_settings
+        The settings of the inner attack, if `attack` is a name.
+    """
 
     name = "randomized"
     summary = "wrapper: attackers attack half of the time and are honest otherwise"
     Settings = RandomizedSettings
 
+    def __init__(
+        self,
+        attack: str | Attack = DEFAULT_ATTACK,
+        *,
+        probability: float = RandomizedSettings.probability,
+        **inner_settings: Any,
+    ) -> None:
+        super().__init__(attack, probability=probability, **inner_settings)
+
     def attackers(self, turn: Turn) -> tuple[Member, ...]:
-        """Those whose coin says so, of whom the inner attack may leave some out."""
-        coins = torch.rand(len(turn.members), generator=turn.generator)
+        """The members drawn in this round, of whom the inner attack may leave some out."""
+        draws = torch.rand(len(turn.members), generator=turn.generator)
         chosen = tuple(
             member
-            for member, coin in zip(turn.members, coins.tolist(), strict=True)
-            if coin < self.settings.probability
+            for member, draw in zip(turn.members, draws.tolist(), strict=True)
+            if draw < self.settings.probability
         )
         return self.inner.attackers(dataclasses.replace(turn, members=chosen)) if chosen else ()

@@ -1,18 +1,18 @@
-"""What an attack is: what malicious clients train on, how they train, and what they send.
+"""The interface of attacks: what malicious clients train on, how they train, and what they send.
 
-One attack object acts for all malicious clients (its team). It sees their data, the global models they are sent and
-what they trained; of the others it knows only how many samples the clients of a round report together, which Wang et
-al. (2020) grant the attacker too.
+One attack object acts for all malicious clients (its team). It sees their data, the global models they receive and
+what they trained. Of the other clients it knows only how many samples all clients of a round report together, which
+Wang et al. (2020) also grant the attacker.
 
-A round goes through the methods of `Attack` from top to bottom. Training itself is left to the simulator: an attack
-asks for jobs, so that attackers train beside honest clients, one by one on a CPU or in one batched model on a GPU.
+A round calls the methods of `Attack` from top to bottom. The simulator does the training: an attack returns jobs, so
+that malicious clients train like honest ones, one by one on a CPU or in one batched model on a GPU.
 """
 
 from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, ClassVar, TypeAlias
 
@@ -36,11 +36,11 @@ class Member:
     clean: Samples
     """Its own data."""
     poisoned: Samples
-    """What the attack's `training_data` made of it."""
+    """The result of the attack's `training_data`."""
     recipe: Recipe
     """How an honest client trains this round."""
     seed: int
-    """Decides its batch order, augmentation and dropout this round."""
+    """Determines its batch order, augmentation and dropout this round."""
 
 
 @dataclass(frozen=True)
@@ -51,18 +51,18 @@ class Turn:
     global_weights: Model
     members: tuple[Member, ...]
     num_examples: int
-    """How many samples all clients of the round report together."""
+    """The number of samples that all clients of the round report together."""
     generator: torch.Generator
     """For the attack's own random choices in this round (on the CPU)."""
 
     @property
     def replacement_factor(self) -> float:
-        """By how much the members scale their updates so that, averaged by samples, they outweigh everybody else."""
+        """The factor by which the members scale their updates to replace the average weighted by samples."""
         return self.num_examples / max(1, sum(len(member.clean) for member in self.members))
 
 
 class Attack(ABC):
-    """An attack; by itself it behaves like honest clients.
+    """An attack; without overridden methods its clients behave like honest ones.
 
     A third party's attack subclasses this in its own module and is used as `--attack package.module:ClassName`.
     """
@@ -71,38 +71,45 @@ class Attack(ABC):
     summary: ClassVar[str]
     """One line for `g2uardfl list attacks`."""
     attacks: ClassVar[bool] = True
-    """Whether the malicious clients do anything at all."""
+    """Whether malicious clients differ from honest ones at all."""
     Settings: ClassVar[type] = NoSettings
     """A frozen dataclass of the attack's settings, with the fields of `settings.py`."""
     task: Task
     team: tuple[int, ...]
-    """All malicious clients, ascending."""
+    """All malicious clients in ascending order."""
 
     def __init__(self, **settings: Any) -> None:
         self.settings: Any = build(self.Settings, settings)
 
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={value!r}" for name, value in asdict(self.settings).items())
+        return f"{type(self).__name__}({shown})"
+
     def enlist(self, task: Task, team: Sequence[int]) -> None:
-        """Called once before the first round; an attack that cannot work on the task raises `ConfigError` here."""
+        """Called once before the first round; an attack that does not support the task raises `ConfigError` here."""
         self.task, self.team = task, tuple(sorted(team))
 
     @cached_property
     def parameters(self) -> frozenset[str]:
-        """The names of what the task's model learns."""
+        """The names of the task's trainable parameters."""
         return parameter_names(self.task)
 
     def backdoor_test(self) -> Samples:
-        """The backdoored inputs, with the label the attacker wants, on which ASR is measured."""
+        """The samples on which ASR is measured: inputs with the backdoor, and the attacker's target labels."""
         return self.task.backdoor_test
 
     def training_data(self, client: int, clean: Samples, pdr: float, generator: torch.Generator) -> Samples:
-        """What a malicious client trains on, given its own data and the poisoned data rate; asked once per client."""
+        """The training samples of a malicious client, from its own data and the poisoned data rate.
+
+        Called once per client.
+        """
         return clean
 
-    def observe(self, turn: Turn) -> None:  # noqa: B027 - most attacks do not look back
-        """Called first in every round for which the server selected a malicious client."""
+    def observe(self, turn: Turn) -> None:  # noqa: B027 - most attacks have no memory
+        """Called first in every round in which the server selected a malicious client."""
 
     def attackers(self, turn: Turn) -> tuple[Member, ...]:
-        """The members that attack this time; the others train and report honestly."""
+        """The members that attack in this round; the others train and report honestly."""
         return turn.members
 
     def recipe(self, honest: Recipe) -> Recipe:
@@ -110,35 +117,39 @@ class Attack(ABC):
         return honest
 
     def jobs(self, turn: Turn) -> Mapping[Hashable, Job]:
-        """The training the attackers (`turn.members`) want done, under any keys; one job each by default."""
+        """The training jobs of the attackers (`turn.members`), under any keys; by default one per attacker."""
         return {
             member.client: Job(member.client, member.poisoned, self.recipe(member.recipe), member.seed)
             for member in turn.members
         }
 
     def submissions(self, turn: Turn, trained: Mapping[Hashable, Model]) -> Mapping[int, Model]:
-        """What each attacker sends, given the weights of every job by its key."""
+        """What each attacker sends, given the trained weights of every job by its key."""
         return {member.client: trained[member.client] for member in turn.members}
 
     def state(self) -> SavedState:
-        """What the attack remembers between rounds; one without memory remembers nothing."""
+        """What the attack remembers between rounds; empty for an attack without memory."""
         return SavedState()
 
     def restore(self, state: SavedState) -> None:  # noqa: B027 - an attack without memory has nothing to restore
-        """Go on from what `state` returned; `enlist` has been called before."""
+        """Continue from what `state` returned; `enlist` has been called before."""
 
 
 def poisoned_count(total: int, pdr: float) -> int:
-    """How many of `total` samples are backdoored; at least one of each kind where 0 < pdr < 1 and there is room."""
+    """The number of backdoored samples among `total`; at least one of each kind if 0 < pdr < 1 and total >= 2.
+
+    >>> poisoned_count(10, 0.3), poisoned_count(10, 0.01), poisoned_count(10, 0.0)
+    (3, 1, 0)
+    """
     count = round(pdr * total)
     return min(max(count, 1), total - 1) if 0 < pdr < 1 and total >= 2 else count
 
 
 def mix_backdoor(task: Task, clean: Samples, pdr: float, generator: torch.Generator) -> Samples:
-    """As many samples as `clean` has, of which the share `pdr` come from the task's backdoor set (PDR = |D^A| / |D|).
+    """As many samples as in `clean`; the share `pdr` is from the task's backdoor set (PDR = |D^A| / |D|).
 
-    Backdoored samples are drawn from the attacker's pool without repetition as long as it lasts; the others are a
-    random part of the client's own.
+    Backdoored samples are drawn without repetition as long as the backdoor set is large enough; the others are a
+    random part of the client's own samples.
     """
     total = len(clean)
     poisoned = poisoned_count(total, pdr)
@@ -152,14 +163,14 @@ def mix_backdoor(task: Task, clean: Samples, pdr: float, generator: torch.Genera
 def mix_trigger(
     clean: Samples, pdr: float, generator: torch.Generator, poison: Callable[[Samples], Samples]
 ) -> Samples:
-    """The client's samples, a random share `pdr` of them replaced by what `poison` makes of them."""
+    """The client's samples, with `poison` applied to a random share `pdr` of them."""
     order = torch.randperm(len(clean), generator=generator)
     poisoned = poisoned_count(len(clean), pdr)
     return concatenate(clean.take(order[poisoned:]), poison(clean.take(order[:poisoned])))
 
 
 def moved(global_weights: Model, trained: Model, factor: float, parameters: frozenset[str]) -> dict[str, Tensor]:
-    """G + factor (w - G) in the named parameters; everything else (running statistics) as trained."""
+    """G + factor (w - G) for the named parameters; everything else (running statistics) as trained."""
     return {
         name: global_weights[name] + factor * (value - global_weights[name]) if name in parameters else value
         for name, value in trained.items()
@@ -167,5 +178,5 @@ def moved(global_weights: Model, trained: Model, factor: float, parameters: froz
 
 
 def parameter_names(task: Task) -> frozenset[str]:
-    """The names of what the task's model learns, as opposed to its running statistics and counters."""
+    """The names of the trainable parameters of the task's model, without running statistics and counters."""
     return frozenset(name for name, _ in task.build_model().named_parameters(remove_duplicate=False))

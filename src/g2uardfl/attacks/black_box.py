@@ -1,9 +1,9 @@
 """Black-box attack (Wang et al. 2020): data poisoning alone.
 
-The malicious client mixes backdoored samples into its data and then trains and reports exactly as honest clients do.
+The malicious client mixes backdoored samples into its data, then trains and reports exactly like an honest client.
 
-The original gives all attackers one and the same mixed set (400 clean and 100 backdoored pictures for CIFAR-10). Here,
-as in the paper, each mixes the share PDR into its own data, and reports as many samples as it really has.
+In the original all attackers share one mixed set (400 clean and 100 backdoored pictures for CIFAR-10). Here, as in the
+G²uardFL paper, each attacker mixes the share PDR into its own data and reports its real number of samples.
 """
 
 from __future__ import annotations
@@ -15,10 +15,15 @@ from .base import Attack, mix_backdoor
 
 
 class BlackBox(Attack):
-    """Trains on `pdr` backdoored and `1 - pdr` own samples, with the honest recipe."""
+    """Trains on `pdr` backdoored and `1 - pdr` own samples, with the honest recipe.
+
+    References
+    ----------
+    Wang et al., "Attack of the Tails: Yes, You Really Can Backdoor Federated Learning", NeurIPS 2020.
+    """
 
     name = "black_box"
-    summary = "data poisoning: backdoored samples among the own, honest training"
+    summary = "data poisoning: own and backdoored samples, honest training"
 
     def training_data(self, client: int, clean: Samples, pdr: float, generator: torch.Generator) -> Samples:
         """The client's data with the backdoor mixed in."""

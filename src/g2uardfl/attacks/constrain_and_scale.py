@@ -4,12 +4,13 @@ The attacker minimises α L + (1 - α) ‖w - G‖ on backdoored data and scales
 
 Deliberate differences from the original code:
 
-- α is 0.5, as in the paper; the original's default of 1 switches the distance off.
-- Scaling makes up for the attackers' share of the round's samples (the server here averages what it receives; the
-  original divides by all registered clients and scales by 100). It is never multiplied by the number of attackers.
-- Rate and epochs are those of honest clients times `lr_factor` and `epoch_factor`, instead of 15 epochs at rates that
-  are divided by 50 or 5000 once the backdoor works.
-- No noise is added to backdoored inputs, and running statistics are not scaled.
+- α is 0.5, as in the G²uardFL paper; the original's default of 1 removes the distance.
+- Scaling compensates for the attackers' share of the round's samples, because the server here averages what it
+  receives; the original divides by all registered clients and scales by 100. The factor is never multiplied by the
+  number of attackers.
+- Learning rate and epochs are those of honest clients times `lr_factor` and `epoch_factor`, instead of 15 epochs at
+  rates that are divided by 50 or 5000 once the backdoor works.
+- Backdoored inputs receive no noise, and running statistics are not scaled.
 """
 
 from __future__ import annotations
@@ -27,27 +28,49 @@ from .black_box import BlackBox
 
 @dataclass(frozen=True)
 class ConstrainAndScaleSettings:
-    """Settings of `constrain_and_scale`."""
+    """The settings of `ConstrainAndScale`, which describes them."""
 
     alpha: float = number(0.5, 0, 1)
-    """α, the weight of the task's loss; the distance weighs 1 - α."""
     scale: float = number(0.0, 0, math.inf)
-    """By how much updates are scaled; 0 means by what replaces the average."""
     epoch_factor: int = number(1, 1, 1000)
-    """How many times as many epochs as honest clients."""
     lr_factor: float = number(1.0, 0, 1000, above=True)
-    """How many times the honest learning rate."""
 
 
 class ConstrainAndScale(BlackBox):
-    """Trains on α L + (1 - α) ‖w - G‖ and scales the update."""
+    """Trains on α L + (1 - α) ‖w - G‖ and scales the update.
+
+    Parameters
+    ----------
+    alpha
+        α: the weight of the task's loss; the distance has weight 1 - α (default: 0.5).
+    scale
+        The factor by which updates are scaled; 0 means the factor that replaces the average (default: 0.0).
+    epoch_factor
+        The number of epochs relative to honest clients (default: 1).
+    lr_factor
+        The learning rate relative to honest clients (default: 1.0).
+
+    References
+    ----------
+    Bagdasaryan et al., "How To Backdoor Federated Learning", AISTATS 2020.
+    """
 
     name = "constrain_and_scale"
     summary = "a loss that stays near the global model, then scaled to replace the average"
     Settings = ConstrainAndScaleSettings
 
+    def __init__(
+        self,
+        *,
+        alpha: float = ConstrainAndScaleSettings.alpha,
+        scale: float = ConstrainAndScaleSettings.scale,
+        epoch_factor: int = ConstrainAndScaleSettings.epoch_factor,
+        lr_factor: float = ConstrainAndScaleSettings.lr_factor,
+    ) -> None:
+        super().__init__(alpha=alpha, scale=scale, epoch_factor=epoch_factor, lr_factor=lr_factor)
+
     def recipe(self, honest: Recipe) -> Recipe:
-        """The constrained loss."""
+        """Training with the constrained loss."""
         settings = self.settings
         return dataclasses.replace(
             honest.longer(settings.epoch_factor),

@@ -1,8 +1,9 @@
-"""DBA, the distributed backdoor attack (Xie et al. 2020): a trigger in four parts, each attacker trains with one.
+"""DBA, the distributed backdoor attack (Xie et al. 2020): each attacker trains with one of the trigger's four parts.
 
-The trigger is four white bars, one pixel high, in the picture's upper left corner. φ = {size, gap, shift} says how long
-they are, how far apart, and how far from the corner. Attackers learn one bar each; together the federation learns the
-whole, which is what ASR is measured with, on test pictures that are not of the target class.
+The trigger consists of four white bars, one pixel high, in the upper left corner of the picture. φ = {size, gap, shift}
+gives their size, their distance from each other and their distance from the corner. Each attacker trains with one bar;
+the federation as a whole learns all of them. ASR is measured with the whole trigger, on test pictures that are not of
+the target class.
 
 Deliberate differences from the original code:
 
@@ -27,33 +28,60 @@ from ..training.local import Recipe
 from .trigger import TriggerAttack
 
 BARS = 4
+"""The number of parts of the trigger, as in the original."""
 
 
 @dataclass(frozen=True)
 class DBASettings:
-    """Settings of `dba`; -1 means what suits the task's pictures (MNIST {4, 2, 0}, CIFAR-10 {6, 3, 0})."""
+    """The settings of `DBA`, which describes them."""
 
     size: int = number(-1, -1, 1000)
-    """How long a bar is, in pixels."""
     gap: int = number(-1, -1, 1000)
-    """How far apart the bars are, in both directions."""
     shift: int = number(-1, -1, 1000)
-    """How far the first bar is from the corner."""
     target: int = number(2, 0, 10**9)
-    """The label that triggered pictures are to get."""
     epoch_factor: int = number(3, 1, 1000)
-    """How many times as many epochs as honest clients."""
 
 
 class DBA(TriggerAttack):
-    """Each attacker trains on own pictures, a share `pdr` of them with its bar and the target label."""
+    """Each attacker trains on its own pictures, a share `pdr` of them with its bar and the target label.
+
+    For `size`, `gap` and `shift`, -1 means the task's own value: {4, 2, 0} for MNIST and {6, 3, 0} for CIFAR-10.
+
+    Parameters
+    ----------
+    size
+        The length of a bar in pixels (default: -1).
+    gap
+        The distance between bars in pixels, in both directions (default: -1).
+    shift
+        The distance of the first bar from the corner in pixels (default: -1).
+    target
+        The attacker's target label for pictures with the trigger (default: 2).
+    epoch_factor
+        The number of epochs relative to honest clients (default: 3).
+
+    References
+    ----------
+    Xie et al., "DBA: Distributed Backdoor Attacks against Federated Learning", ICLR 2020.
+    """
 
     name = "dba"
     summary = "a pixel trigger in four parts, one for each attacker (image tasks only)"
     Settings = DBASettings
 
+    def __init__(
+        self,
+        *,
+        size: int = DBASettings.size,
+        gap: int = DBASettings.gap,
+        shift: int = DBASettings.shift,
+        target: int = DBASettings.target,
+        epoch_factor: int = DBASettings.epoch_factor,
+    ) -> None:
+        super().__init__(size=size, gap=gap, shift=shift, target=target, epoch_factor=epoch_factor)
+
     def enlist(self, task: Task, team: Sequence[int]) -> None:
-        """Place the bars, where they fit."""
+        """Compute the positions of the bars; refuse bars that do not fit the pictures."""
         super().enlist(task, team)
         given = (self.settings.size, self.settings.gap, self.settings.shift)
         self._trigger = tuple(own if own >= 0 else usual for own, usual in zip(given, self.pixels.dba, strict=True))
@@ -63,7 +91,7 @@ class DBA(TriggerAttack):
             raise ConfigError(f"dba: bars of size {size}, gap {gap}, shift {shift} do not fit {height}x{width} pixels")
 
     def draw(self, pictures: Tensor, client: int | None) -> None:
-        """One bar for a client; all four are the trigger."""
+        """One bar for a client; all four for the whole trigger."""
         size, gap, shift = self._trigger
         for bar in range(BARS) if client is None else (self.team.index(client) % BARS,):
             row = shift + (1 + gap) * (bar // 2)
@@ -71,5 +99,5 @@ class DBA(TriggerAttack):
             pictures[..., row, column : column + size] = self.pixels.white
 
     def recipe(self, honest: Recipe) -> Recipe:
-        """Longer training: a bar alone is a faint trigger, and augmentation crops some of it away."""
+        """Longer training: one bar is a small trigger, and augmentation crops part of it."""
         return honest.longer(self.settings.epoch_factor)

@@ -1,4 +1,4 @@
-"""No attack: malicious clients are as honest as the others."""
+"""No attack, for runs without malicious behaviour."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from .base import Attack
 
 
 class NoAttack(Attack):
-    """Everybody trains on their own data and sends what they learnt."""
+    """All clients train on their own data and send what they trained."""
 
     name = "none"
-    summary = "nobody attacks"
+    summary = "no attack: malicious clients behave like honest ones"
     attacks = False

@@ -1,16 +1,17 @@
 """Projected gradient descent, without and with model replacement (Wang et al. 2020).
 
-The attacker trains on backdoored data and stays in a ball around the global model. With replacement it then scales its
-update so that the average becomes its model instead of everybody's.
+The attacker trains on backdoored data within a ball around the global model. With replacement it then scales its
+update so that its model replaces the average.
 
 Deliberate differences from the original code:
 
-- The projection follows every step; the original projects every tenth and at the end of an epoch, and its text version
-  before the step, so that the last one leaves the ball.
-- Replacement scales by the share of samples that all attackers of the round hold together. In the original each one
-  scales by its own share, so that k attackers overshoot k-fold and the model suffers; `share="own"` does that.
+- Every step is projected. The original projects every tenth step and at the end of an epoch; its text version projects
+  before the step, so the last step leaves the ball.
+- The scaling factor compensates for the share of samples that all attackers of the round hold together. In the
+  original each attacker compensates for its own share, so k attackers overshoot k-fold and accuracy suffers;
+  `share="own"` does that.
 - Running statistics of BatchNorm are sent as trained, neither projected nor scaled.
-- The original shrinks the radius over the rounds when it knows that the server uses Krum; no attack here knows the
+- The original shrinks the radius over the rounds if it knows that the server uses Krum. No attack here knows the
   defence.
 """
 
@@ -23,44 +24,73 @@ from dataclasses import dataclass
 
 from ..core.settings import choice, number
 from ..training.local import Recipe
-from .base import Model, Turn, moved
+from .base import Attack, Model, Turn, moved
 from .black_box import BlackBox
 
 
 @dataclass(frozen=True)
 class PGDSettings:
-    """Settings of `pgd`."""
+    """The settings of `PGD`, which describes them."""
 
     radius: float = number(0.0, 0, math.inf)
-    """ε, the radius of the ball; 0 means the task's own (the paper's 0.2, 1, 2 and 2)."""
 
 
 class PGD(BlackBox):
-    """Black-box training, projected after every step onto the ball ‖w - G‖ <= ε over all parameters."""
+    """Black-box training, projected after every step onto the ball ‖w - G‖ <= ε over all parameters.
+
+    Parameters
+    ----------
+    radius
+        ε, the radius of the ball; 0 means the task's own, which is the G²uardFL paper's: 0.2 for MNIST, 1 for CIFAR-10,
+        2 for text (default: 0.0).
+
+    References
+    ----------
+    Wang et al., "Attack of the Tails: Yes, You Really Can Backdoor Federated Learning", NeurIPS 2020.
+    """
 
     name = "pgd"
-    summary = "poisoned training kept in a ball around the global model"
+    summary = "poisoned training within a ball around the global model"
     Settings = PGDSettings
 
+    def __init__(self, *, radius: float = PGDSettings.radius) -> None:
+        super().__init__(radius=radius)
+
     def recipe(self, honest: Recipe) -> Recipe:
-        """Honest training in the ball."""
+        """Honest training within the ball."""
         return dataclasses.replace(honest, radius=self.settings.radius or self.task.pgd_radius)
 
 
 @dataclass(frozen=True)
 class ReplacementSettings(PGDSettings):
-    """Settings of `pgd_replacement`."""
+    """The settings of `PGDReplacement`, which describes them."""
 
     share: str = choice("team", "team", "own")
-    """Whose share of the round's samples the factor makes up for: all attackers' together, or each one's own."""
 
 
 class PGDReplacement(PGD):
-    """PGD, then G + (w - G) n / n_A, where n_A of the round's n samples are the attackers'."""
+    """PGD, then G + (w - G) n / n_A, where n_A of the round's n samples are the attackers'.
+
+    Parameters
+    ----------
+    radius
+        ε, the radius of the ball; 0 means the task's own (default: 0.0).
+    share
+        The share of the round's samples that the factor compensates for: that of all attackers together ("team"), or
+        each attacker's own ("own") (default: "team").
+
+    References
+    ----------
+    Wang et al., "Attack of the Tails: Yes, You Really Can Backdoor Federated Learning", NeurIPS 2020.
+    """
 
     name = "pgd_replacement"
     summary = "PGD, then scaled to replace the average"
     Settings = ReplacementSettings
+
+    def __init__(self, *, radius: float = ReplacementSettings.radius, share: str = ReplacementSettings.share) -> None:
+        # The constructor of PGD takes no share.
+        Attack.__init__(self, radius=radius, share=share)
 
     def submissions(self, turn: Turn, trained: Mapping[Hashable, Model]) -> Mapping[int, Model]:
         """The scaled updates."""

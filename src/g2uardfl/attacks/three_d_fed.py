@@ -1,29 +1,31 @@
-"""3DFed (Li et al. 2023): a covert backdoor that learns from round to round how the server treats it.
+"""3DFed (Li et al. 2023): a covert backdoor that adapts to how the server treats it.
 
-One attacker trains the backdoor for all. Each sends it with a noise mask (the masks of a group sum to 0) and with an
-indicator, one weight that hardly matters, blown up by κ; the next global model tells from it whether the update was
-accepted, clipped or refused. Where everything was refused, some attackers send decoys instead, models that are far off
-in one weight, to draw the defence's attention. How strong the masks are is tuned by the same feedback.
+One attacker trains the backdoor for all. Each attacker sends it with a noise mask (the masks of a group sum to 0) and
+with an indicator: one weight that hardly affects the loss, whose change is multiplied by κ. The next global model shows
+from it whether the update was accepted, clipped or rejected. If all were rejected, some attackers send decoys instead:
+models with one weight far from the others', which attract the defence's attention. The same feedback sets the strength
+of the masks.
 
 The trigger is a pattern of 5 x 3 pixels; ASR is measured on test pictures that are not of the target class.
 
-Deliberate differences from the original code, which lets every client take part in every round:
+Deliberate differences from the original code, in which every client takes part in every round:
 
-- Only selected attackers act. Feedback is read when an attacker is selected in the very next round, and skipped
-  otherwise: later global models mix in what others sent.
-- Decoys are sent by attackers instead of the backdoor. The original overwrites the files of honest participants.
+- Only selected attackers act. Feedback is read if an attacker is selected in the very next round, and skipped
+  otherwise: later global models contain the updates of others.
+- Attackers send decoys instead of the backdoor. The original overwrites the files of honest participants.
 - A decoy is the honestly trained reference with one little-used weight of the output layer moved by `decoy_gap`; the
-  original trains until the gap is there.
-- An indicator is never smaller than `indicator_floor`; the original lifts only those that are exactly 0.
-- Masks are centred once more at the end, so that they cancel exactly; attackers form groups of `group_size`, and a
-  lone attacker wears no mask.
+  original trains until the gap is reached.
+- An indicator is at least `indicator_floor`; the original replaces only indicators of exactly 0.
+- Masks are centred once more at the end, so that they cancel exactly. Attackers form groups of `group_size`; a single
+  attacker has no mask.
 - All groups mask the same classes, and no biases; the masks' multiplier starts at 0. α is drawn between the smallest
-  and the largest of the accepted groups'. A server found to add noise leaves the number of decoys as it is. Attackers
-  who add noise themselves (`model_obfuscation`) drown their own indicators and take it for the server's.
-- The loss is 0.6 of the mean loss over own and triggered samples (PDR of them) and 0.4 ‖w - G‖, for `epoch_factor`
+  and the largest α of the accepted groups. If the server is found to add noise, the number of decoys stays the same.
+  Attackers that add noise themselves (`model_obfuscation`) hide their own indicators and attribute that noise to the
+  server.
+- The loss is 0.6 of the mean loss over own and triggered samples (PDR of them) plus 0.4 ‖w - G‖, for `epoch_factor`
   times the honest epochs.
-- Running statistics are sent as trained. No layer is known by name: indicators sit in the last convolution, masks in
-  the last linear layer.
+- Running statistics are sent as trained. No layer is found by its name: indicators are in the last convolution, masks
+  in the last linear layer.
 - Settings are those of the original for MNIST. For CIFAR-10 it uses groups of 5, 5 masked classes,
   mask_deviation 0.01, threshold 1e-5 and indicator_floor 1e-3.
 """
@@ -35,105 +37,138 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from ..core.errors import ConfigError
 from ..core.settings import number
 from ..core.state_files import SavedState
-from ..tasks.base import Samples, Task
+from ..tasks.base import Task
 from ..training.local import Job, Recipe, joint_norm
+from ._indicators import Indicators, curvature, quiet_places
+from ._masks import group_of_each, optimised_masks
 from .base import Member, Model, Turn
 from .trigger import TriggerAttack
 
 PATTERN = ("#.#", " # ", "  .", " # ", "#.#")
-"""The trigger: # is white, . is black, and blanks leave the picture as it is."""
+"""The trigger: # is white, . is black, and blanks leave the picture unchanged."""
 PATTERN_ROW, PATTERN_COLUMN = 3, 23
-
-MASK_STEPS, MASK_RATE = 30, 0.1
-CANDIDATES = 10
-"""How many times more candidates than indicators are looked at."""
-HESSIAN_SAMPLES = 64
-"""How many samples at each end of the mixed data the curvature is measured on."""
+"""The position of the trigger's upper left corner, as in the original; smaller pictures have it at their edge."""
 
 
 @dataclass(frozen=True)
 class ThreeDFedSettings:
-    """Settings of `three_d_fed`."""
+    """The settings of `ThreeDFed`, which describes them."""
 
     kappa: float = number(1e5, 1, 1e12)
-    """κ, by which an indicator is blown up."""
     target: int = number(8, 0, 10**9)
-    """The label that triggered pictures are to get."""
     distance_weight: float = number(0.4, 0, 1)
-    """The weight of ‖w - G‖ in the loss."""
     epoch_factor: int = number(1, 1, 1000)
-    """How many times as many epochs as honest clients."""
     max_scale: float = number(5.0, 1, 1e6)
-    """The backdoor's update is scaled up to the honest reference's length, by at most this."""
     threshold: float = number(1e-4, 0, 1)
-    """Feedback up to this means refused."""
     clipped_below: float = number(0.8, 0, 1)
-    """Feedback up to this share of the largest means clipped."""
     indicator_floor: float = number(1e-2, 0, 1e3)
-    """The least size of an indicator, so that it stands out from what training does to a weight."""
     group_size: int = number(2, 2, 1000)
-    """How many attackers share masks that cancel."""
     masked_classes: int = number(8, 0, 10**9)
-    """In how many classes' rows of the output layer the masks are."""
     mask_deviation: float = number(0.05, 0, 1e3)
-    """Standard deviation of a mask before it is optimised."""
     energy_weight: float = number(0.1, 0, 1e6)
-    """How much a mask wants every masked class to look trained."""
     norm_weight: float = number(0.08, 0, 1e6)
-    """How much a mask wants to be small."""
     sum_weight: float = number(0.1, 0, 1e6)
-    """How much the masks of a group want to cancel."""
     decoy_gap: float = number(10.0, 0, 1e6)
-    """How far off a decoy's weight is."""
-
-
-@dataclass(frozen=True)
-class _Indicators:
-    """What was planted in a round, one entry for each attacker."""
-
-    round: int
-    places: Tensor
-    """Positions in the flattened indicator layer."""
-    before: Tensor
-    """The global model's weights there."""
-    planted: Tensor
-    """By how much the attackers' weights differed from them."""
-    group: Tensor
-    """Each attacker's group; -1 for a decoy."""
-    alphas: Tensor
-    """Each group's α."""
-
-    def feedback(self, layer: Tensor) -> Tensor:
-        """The share of each planted change that arrived in the next global model."""
-        return (layer.detach().cpu().double().flatten()[self.places] - self.before) / self.planted
 
 
 class ThreeDFed(TriggerAttack):
-    """One backdoor for all attackers, with masks that cancel, indicators that report back, and decoys."""
+    """One backdoor for all attackers, with masks that cancel, indicators that report back, and decoys.
+
+    Parameters
+    ----------
+    kappa
+        κ: the factor by which an indicator's change is multiplied (default: 1e5).
+    target
+        The attacker's target label for pictures with the trigger (default: 8).
+    distance_weight
+        The weight of ‖w - G‖ in the loss (default: 0.4).
+    epoch_factor
+        The number of epochs relative to honest clients (default: 1).
+    max_scale
+        The largest factor by which the backdoor's update is scaled up to the norm of the honest reference
+        (default: 5.0).
+    threshold
+        Feedback up to this value means that the update was rejected (default: 1e-4).
+    clipped_below
+        Feedback up to this fraction of the largest means that the update was clipped (default: 0.8).
+    indicator_floor
+        The smallest magnitude of an indicator, so that it exceeds what training does to a weight (default: 1e-2).
+    group_size
+        The number of attackers whose masks cancel (default: 2).
+    masked_classes
+        The number of classes whose rows of the output layer are masked (default: 8).
+    mask_deviation
+        The standard deviation of a mask before it is optimised (default: 0.05).
+    energy_weight
+        The weight, in the masks' objective, of a large energy in every masked class (default: 0.1).
+    norm_weight
+        The weight of small norms of the masks (default: 0.08).
+    sum_weight
+        The weight of masks that cancel within their group (default: 0.1).
+    decoy_gap
+        The distance by which a decoy's weight is moved (default: 10.0).
+
+    References
+    ----------
+    Li et al., "3DFed: Adaptive and Extensible Framework for Covert Backdoor Attack in Federated Learning",
+    IEEE Symposium on Security and Privacy 2023.
+    """
 
     name = "three_d_fed"
     summary = "one backdoor for all, noise masks, indicators that report back, decoys (image tasks only)"
     Settings = ThreeDFedSettings
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
+    def __init__(
+        self,
+        *,
+        kappa: float = ThreeDFedSettings.kappa,
+        target: int = ThreeDFedSettings.target,
+        distance_weight: float = ThreeDFedSettings.distance_weight,
+        epoch_factor: int = ThreeDFedSettings.epoch_factor,
+        max_scale: float = ThreeDFedSettings.max_scale,
+        threshold: float = ThreeDFedSettings.threshold,
+        clipped_below: float = ThreeDFedSettings.clipped_below,
+        indicator_floor: float = ThreeDFedSettings.indicator_floor,
+        group_size: int = ThreeDFedSettings.group_size,
+        masked_classes: int = ThreeDFedSettings.masked_classes,
+        mask_deviation: float = ThreeDFedSettings.mask_deviation,
+        energy_weight: float = ThreeDFedSettings.energy_weight,
+        norm_weight: float = ThreeDFedSettings.norm_weight,
+        sum_weight: float = ThreeDFedSettings.sum_weight,
+        decoy_gap: float = ThreeDFedSettings.decoy_gap,
+    ) -> None:
+        super().__init__(
+            kappa=kappa,
+            target=target,
+            distance_weight=distance_weight,
+            epoch_factor=epoch_factor,
+            max_scale=max_scale,
+            threshold=threshold,
+            clipped_below=clipped_below,
+            indicator_floor=indicator_floor,
+            group_size=group_size,
+            masked_classes=masked_classes,
+            mask_deviation=mask_deviation,
+            energy_weight=energy_weight,
+            norm_weight=norm_weight,
+            sum_weight=sum_weight,
+            decoy_gap=decoy_gap,
+        )
         self.decoys = 0
-        """How many attackers will be decoys."""
+        """The number of attackers that will send decoys."""
         self.alpha_range = (0.0, 1.0)
-        """Where the groups' α, the weight of the masks' energy, are drawn from."""
+        """The range of the groups' α, the weight of the masks' energy."""
         self.server_adds_noise = False
-        self._planted: _Indicators | None = None
+        self._planted: Indicators | None = None
 
     def enlist(self, task: Task, team: Sequence[int]) -> None:
-        """Find the layers to work in; a model without convolution or linear output is refused."""
+        """Find the layers to modify; refuse a model without a convolution or a linear output layer."""
         super().enlist(task, team)
         self._model = task.build_model().eval()
         modules = dict(self._model.named_modules())
@@ -150,7 +185,7 @@ class ThreeDFed(TriggerAttack):
         self._parameters = [name for name, _ in self._model.named_parameters()]
 
     def draw(self, pictures: Tensor, client: int | None) -> None:
-        """The same pattern for everybody."""
+        """The same pattern for all clients."""
         top = min(PATTERN_ROW, pictures.shape[-2] - len(PATTERN))
         left = min(PATTERN_COLUMN, pictures.shape[-1] - len(PATTERN[0]))
         for row, line in enumerate(PATTERN):
@@ -159,13 +194,13 @@ class ThreeDFed(TriggerAttack):
                     pictures[..., top + row, left + column] = self.pixels.white if mark == "#" else 0
 
     def observe(self, turn: Turn) -> None:
-        """Read the indicators of the last round, if an attacker was there to see what became of them."""
+        """Read the indicators if they were planted in the round before this one."""
         planted, self._planted = self._planted, None
         if planted is not None and turn.number == planted.round + 1:
             self._learn(planted, planted.feedback(turn.global_weights[self._indicator_layer]))
 
-    def _learn(self, planted: _Indicators, feedback: Tensor) -> None:
-        """Tune masks and decoys by what came back."""
+    def _learn(self, planted: Indicators, feedback: Tensor) -> None:
+        """Set the range of α and the number of decoys by the feedback."""
         if self.server_adds_noise or bool(((feedback > 1) | (feedback < -self.settings.threshold)).any()):
             self.server_adds_noise = True
             return
@@ -201,14 +236,14 @@ class ThreeDFed(TriggerAttack):
         }
 
     def submissions(self, turn: Turn, trained: Mapping[Hashable, Model]) -> Mapping[int, Model]:
-        """The backdoor behind masks, and decoys, all with their indicators."""
+        """The masked backdoor and the decoys, all with their indicators."""
         backdoor, reference = (self._update(turn, trained[key]) for key in ("backdoor", "reference"))
         honest, own = (float(joint_norm(update.values())) for update in (reference, backdoor))
-        stretch = min(max(honest / max(own, 1e-12), 1.0), self.settings.max_scale)
-        backdoor = {name: stretch * value for name, value in backdoor.items()}
+        scale = min(max(honest / max(own, 1e-12), 1.0), self.settings.max_scale)
+        backdoor = {name: scale * value for name, value in backdoor.items()}
         decoys = min(self.decoys, len(turn.members) - 1)
         covert = len(turn.members) - decoys
-        group = _groups(covert, self.settings.group_size)
+        group = group_of_each(covert, self.settings.group_size)
         alphas = self._draw_alphas(int(group.max()) + 1, turn.generator)
         updates = self._masked(backdoor, group, alphas, turn.generator)
         updates += [self._decoy(reference, backdoor, turn.generator) for _ in range(decoys)]
@@ -237,7 +272,7 @@ class ThreeDFed(TriggerAttack):
     def _masked(
         self, backdoor: dict[str, Tensor], group: Tensor, alphas: Tensor, generator: torch.Generator
     ) -> list[dict[str, Tensor]]:
-        """The backdoor's update once for each attacker, under the masks of its group."""
+        """The backdoor's update once for each attacker, with the masks of its group."""
         weight = backdoor[self._output_weight]
         others = [label for label in range(len(weight)) if label != self.settings.target]
         chosen = torch.tensor(others)[torch.randperm(len(others), generator=generator)[: self.settings.masked_classes]]
@@ -246,44 +281,28 @@ class ThreeDFed(TriggerAttack):
         updates = []
         for index, alpha in enumerate(alphas.tolist()):
             size = int((group == index).sum())
-            masks = self._optimised_masks(weight[chosen], bias, size, alpha, generator)
+            masks = optimised_masks(
+                weight[chosen],
+                bias,
+                size,
+                generator,
+                alpha=alpha,
+                deviation=self.settings.mask_deviation,
+                energy_weight=self.settings.energy_weight,
+                norm_weight=self.settings.norm_weight,
+                sum_weight=self.settings.sum_weight,
+            )
             for mask in masks:
-                under_mask = weight.clone()
-                under_mask[chosen] += mask
+                masked = weight.clone()
+                masked[chosen] += mask
                 updates.append({name: value.clone() for name, value in backdoor.items()})
-                updates[-1][self._output_weight] = under_mask
+                updates[-1][self._output_weight] = masked
         return updates
-
-    def _optimised_masks(
-        self, weight: Tensor, bias: Tensor, size: int, alpha: float, generator: torch.Generator
-    ) -> Tensor:
-        """Masks of `size` attackers for some rows of the output layer, which sum to 0.
-
-        They make the energy |Δb| + Σ|ΔW| of every masked class large, so that the target's does not stand out.
-        """
-        settings = self.settings
-        if size < 2 or not len(weight):
-            return weight.new_zeros(size, *weight.shape)
-        first = settings.mask_deviation * torch.randn(size, *weight.shape, generator=generator).to(weight)
-        masks = (first - first.mean(dim=0)).requires_grad_()
-        multiplier = 0.0
-        for _ in range(MASK_STEPS):
-            energy = bias.abs() + (weight + masks).abs().sum(dim=-1)
-            length = torch.linalg.vector_norm(masks.flatten(1), dim=1).sum()
-            remainder = torch.linalg.vector_norm(masks.sum(dim=0))
-            loss = alpha * settings.energy_weight * (1 / energy.clamp(min=1e-12)).sum()
-            loss = loss + (1 - alpha) * settings.norm_weight * length + multiplier * settings.sum_weight * remainder
-            (gradient,) = torch.autograd.grad(loss / (1 + multiplier), masks)
-            with torch.no_grad():
-                masks -= MASK_RATE * gradient
-            multiplier += 0.1 * float(remainder.detach())
-        found: Tensor = masks.detach()
-        return found - found.mean(dim=0)
 
     def _decoy(
         self, reference: dict[str, Tensor], backdoor: dict[str, Tensor], generator: torch.Generator
     ) -> dict[str, Tensor]:
-        """The honest reference, far off in one of the output weights that training hardly touched."""
+        """The honest reference with one output weight moved far, among those that training hardly changed."""
         decoy = {name: value.clone() for name, value in reference.items()}
         gaps = (backdoor[self._output_weight] - reference[self._output_weight]).abs().flatten()
         little_used = gaps.argsort()[: max(1, len(gaps) // 100)]
@@ -292,30 +311,17 @@ class ThreeDFed(TriggerAttack):
         return decoy
 
     def _places(self, lead: Member, global_weights: Model, backdoor: Model, reference: Model, count: int) -> Tensor:
-        """Where the indicators go: weights that training hardly moved and on which the loss hardly depends."""
-        moved = (backdoor[self._indicator_layer].abs() + reference[self._indicator_layer].abs()).flatten()
-        candidates = moved.argsort(stable=True)[: CANDIDATES * count]
-        curvature = self._curvature(lead.poisoned, global_weights).flatten().abs()[candidates]
-        return candidates[curvature.argsort(stable=True)[:count]].cpu()
-
-    def _curvature(self, samples: Samples, global_weights: Model) -> Tensor:
-        """The row sums of the loss's Hessian in the indicator layer, on some own and some triggered samples."""
-        layer = global_weights[self._indicator_layer].detach().clone().requires_grad_()
-        ends = [slice(0, HESSIAN_SAMPLES), slice(-HESSIAN_SAMPLES, None)]
-        x = torch.cat([samples.x[end] for end in ends])
-        y = torch.cat([samples.y[end] for end in ends])
-        weights = {**global_weights, self._indicator_layer: layer}
-        outputs = functional_call(self._model, weights, (self.task.prepare(x),))
-        (gradient,) = torch.autograd.grad(self.task.loss(outputs, y), layer, create_graph=True)
-        (row_sums,) = torch.autograd.grad(gradient.sum(), layer)
-        return row_sums
+        """The indicators' positions: weights that training hardly moved and on which the loss hardly depends."""
+        moves = backdoor[self._indicator_layer].abs() + reference[self._indicator_layer].abs()
+        row_sums = curvature(self.task, self._model, self._indicator_layer, global_weights, lead.poisoned)
+        return quiet_places(moves, row_sums, count)
 
     def _plant(self, update: dict[str, Tensor], place: int) -> None:
-        """Blow up one weight's change."""
+        """Enlarge one weight's change."""
         change = update[self._indicator_layer].view(-1)
-        grown = self.settings.kappa * change[place]
-        least = grown.new_tensor(self.settings.indicator_floor)
-        change[place] = torch.copysign(torch.maximum(grown.abs(), least), grown)
+        enlarged = self.settings.kappa * change[place]
+        floor = enlarged.new_tensor(self.settings.indicator_floor)
+        change[place] = torch.copysign(torch.maximum(enlarged.abs(), floor), enlarged)
 
     def _remember(
         self, turn: Turn, places: Tensor, updates: list[dict[str, Tensor]], group: Tensor, alphas: Tensor
@@ -324,35 +330,23 @@ class ThreeDFed(TriggerAttack):
         planted = torch.stack(
             [update[self._indicator_layer].view(-1)[place].cpu() for update, place in zip(updates, places, strict=True)]
         )
-        # What arrives is the change as it survives the rounding of the weight that is sent.
+        # The server sees the change after rounding to the precision of the weight that is sent.
         sent = (layer[places] + planted).double() - layer[places].double()
-        self._planted = _Indicators(turn.number, places, layer[places].double(), sent, group, alphas)
+        self._planted = Indicators(turn.number, places, layer[places].double(), sent, group, alphas)
 
     def state(self) -> SavedState:
-        """Feedback so far and the indicators that are out."""
+        """The feedback so far and the indicators whose feedback is still to come."""
+        planted = SavedState({"planted_in": None}) if self._planted is None else self._planted.state()
         values: dict[str, Any] = {
             "decoys": self.decoys,
             "alpha_range": list(self.alpha_range),
             "server_adds_noise": self.server_adds_noise,
-            "planted_in": None,
         }
-        if self._planted is None:
-            return SavedState(values)
-        values["planted_in"] = self._planted.round
-        names = ("places", "before", "planted", "group", "alphas")
-        return SavedState(values, {name: getattr(self._planted, name).numpy() for name in names})
+        return SavedState({**values, **planted.values}, planted.arrays)
 
     def restore(self, state: SavedState) -> None:
-        """Go on with the same feedback and indicators."""
+        """Continue with the same feedback and indicators."""
         values = state.values
         self.decoys, self.server_adds_noise = int(values["decoys"]), bool(values["server_adds_noise"])
         self.alpha_range = (float(values["alpha_range"][0]), float(values["alpha_range"][1]))
-        self._planted = None
-        if values["planted_in"] is not None:
-            arrays = {name: torch.from_numpy(np.array(value)) for name, value in state.arrays.items()}
-            self._planted = _Indicators(int(values["planted_in"]), **arrays)
-
-
-def _groups(count: int, size: int) -> Tensor:
-    """Each attacker's group: as many groups of at least `size` as there can be, else one."""
-    return torch.arange(count) * max(1, count // size) // count
+        self._planted = None if values["planted_in"] is None else Indicators.restored(state)

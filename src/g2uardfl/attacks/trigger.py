@@ -1,4 +1,4 @@
-"""What attacks with a trigger of their own have in common: pictures they draw on and a label they want."""
+"""Base class of attacks that draw their own trigger on pictures."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from .base import Attack, mix_trigger
 
 
 class TriggerAttack(Attack):
-    """Attackers draw a trigger on some of their pictures and label those with `target`, which `Settings` must have."""
+    """Attackers draw a trigger on some of their pictures and label those with the setting `target`."""
 
     pixels: Pixels
     """How the task stores pictures."""
 
     def enlist(self, task: Task, team: Sequence[int]) -> None:
-        """Refuse a task without pictures and a target that is none of its labels."""
+        """Refuse a task without pictures and a target that is not one of its labels."""
         super().enlist(task, team)
         if task.pixels is None:
             raise ConfigError(
@@ -33,10 +33,10 @@ class TriggerAttack(Attack):
 
     @abstractmethod
     def draw(self, pictures: Tensor, client: int | None) -> None:
-        """Draw on `pictures` what of the trigger `client` trains with, or all of it for None."""
+        """Draw the part of the trigger that `client` trains with on `pictures`; the whole trigger for None."""
 
     def training_data(self, client: int, clean: Samples, pdr: float, generator: torch.Generator) -> Samples:
-        """Own pictures, a random share `pdr` of them with the client's trigger and the target label."""
+        """The client's own pictures, a random share `pdr` of them with its part of the trigger and the target label."""
         return mix_trigger(clean, pdr, generator, partial(self._triggered, client=client))
 
     def backdoor_test(self) -> Samples:

@@ -1,4 +1,4 @@
-"""The command line: thin, it parses, calls and prints. Heavy imports happen inside the commands."""
+"""The command line: parses arguments, calls the library and prints. Commands import heavy packages when they run."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    suggest_commands=False,  # click does
+    suggest_commands=False,  # click has its own suggestions
 )
-_UsageProblem: type[Exception] = typer.BadParameter.__mro__[2]
+_UsageError: type[Exception] = typer.BadParameter.__mro__[2]
+"""The base class of typer's usage errors, which typer does not export."""
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"g2uardfl {__version__}")
         raise typer.Exit
 
@@ -35,7 +36,7 @@ def _options(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show a traceback when something fails.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show a traceback for errors.")] = False,
 ) -> None:
     if debug:
         os.environ["G2UARDFL_DEBUG"] = "1"
@@ -49,16 +50,16 @@ app.add_typer(data.app, name="data")
 
 
 def main() -> None:
-    """Run the command line; a problem the user can solve is one line and exit status 2."""
+    """Run the command line; an error that the user can correct is one line, with exit status 2."""
     if "--debug" in sys.argv:
-        # Wherever it stands: people add it at the end of the command that failed.
+        # At any position: users append it to the command that failed.
         sys.argv.remove("--debug")
         os.environ["G2UARDFL_DEBUG"] = "1"
-    # A class of one's own is often a file in the folder one works in.
+    # A third party's class is often in a file of the current folder.
     sys.path.append(os.getcwd())
     try:
         status = app(standalone_mode=False)
-    except (G2uardFLError, _UsageProblem) as error:
+    except (G2uardFLError, _UsageError) as error:
         if os.environ.get("G2UARDFL_DEBUG"):
             raise
         format_message = getattr(error, "format_message", error.__str__)

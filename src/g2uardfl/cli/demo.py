@@ -1,4 +1,4 @@
-"""`g2uardfl demo`: an attack without and with the defence, on data that needs no download."""
+"""`g2uardfl demo`: an attack without and with the defence, on built-in data."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ def register(app: typer.Typer) -> None:
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the two runs and report.html; replaced if it exists.")] = Path(
+    out: Annotated[Path, typer.Option(help="Folder of the runs and report.html; existing runs are replaced.")] = Path(
         "runs/demo"
     ),
-    rounds: Annotated[int, typer.Option(help="Attacked rounds.", min=1)] = 60,
-    seed: Annotated[int, typer.Option(help="Decides everything random.", min=0)] = 0,
+    rounds: Annotated[int, typer.Option(help="Number of rounds.", min=1)] = 60,
+    seed: Annotated[int, typer.Option(help="Random seed.", min=0)] = 0,
 ) -> None:
-    """Attack a federation without and with the guard, print what was measured and write report.html.
+    """Attack a federation without and with the guard, print the results and write report.html.
 
-    Fifty clients learn 8x8 digits; a quarter of them are malicious and teach the model that a lit corner means zero.
-    Takes about a minute and needs no data.
+    Fifty clients learn 8x8 digits. A quarter of them are malicious and train the model to classify images with a white
+    corner as zero. The demo takes about a minute and needs no download.
     """
     from rich.console import Console
 
@@ -49,19 +49,19 @@ def demo(
     page = write_report(runs, out / "report.html", "g2uardfl demo: a backdoor without and with the guard")
     console.print(results_table(runs, f"digits, black-box attack by a quarter of the clients, {rounds} rounds"))
     console.print(_sentence(runs[0].summary, runs[1].summary))
-    console.print(f"Open {page} in a browser to see the curves and every client's record.")
+    console.print(f"Open {page} in a browser to see the curves and the verdicts on every client.")
 
 
 def _sentence(without: dict[str, float], guarded: dict[str, float]) -> str:
     def percent(share: float) -> str:
         return f"{100 * share:.1f} %"
 
-    stopped = guarded["asr"] <= without["asr"] / 2
-    outcome = "The guard kept the backdoor out" if stopped else "The guard did not keep the backdoor out"
+    prevented = guarded["asr"] <= without["asr"] / 2
+    outcome = "The guard prevented the backdoor" if prevented else "The guard did not prevent the backdoor"
     if without["asr"] < 0.2:
-        outcome = "The attack hardly worked even without a defence"
+        outcome = "The attack failed even without a defence"
     return (
-        f"{outcome}: without a defence {percent(without['asr'])} of the triggered images are called a zero, "
-        f"with the guard {percent(guarded['asr'])}; "
-        f"accuracy is {percent(without['acc'])} and {percent(guarded['acc'])}."
+        f"{outcome}: without a defence, {percent(without['asr'])} of the images with the trigger are classified "
+        f"as zero, with the guard {percent(guarded['asr'])}; "
+        f"the accuracy is {percent(without['acc'])} and {percent(guarded['acc'])}."
     )

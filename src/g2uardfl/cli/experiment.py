@@ -1,4 +1,4 @@
-"""`g2uardfl run`, `resume`, `compare`, `report` and `pretrain`: experiments and what becomes of them."""
+"""`g2uardfl run`, `resume`, `compare`, `report` and `pretrain`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from ..simulation.directory import RunDirectory
     from ..simulation.run import Simulation
 
-_WHAT, _FEDERATION, _TRAINING, _FILES = "What", "Federation", "Local training", "Files and machine"
+_EXPERIMENT, _FEDERATION, _TRAINING, _FILES = "Experiment", "Federation", "Local training", "Files and machine"
+"""The groups of options in the help of `run`."""
 
 
 def register(app: typer.Typer) -> None:
@@ -29,48 +30,59 @@ def _option(help_text: str, panel: str, *names: str, metavar: str | None = None)
 
 def run(
     task: Annotated[
-        str | None, _option("Learning problem (see: g2uardfl list tasks). (default: digits)", _WHAT)
+        str | None, _option("Learning problem (see: g2uardfl list tasks). (default: digits)", _EXPERIMENT)
     ] = None,
-    attack: Annotated[str | None, _option("What malicious clients do (list attacks). (default: none)", _WHAT)] = None,
+    attack: Annotated[
+        str | None,
+        _option("Attack (see: g2uardfl list attacks). (default: none)", _EXPERIMENT),
+    ] = None,
     defense: Annotated[
-        str | None, _option("How the server aggregates (list defenses). (default: fedavg)", _WHAT)
+        str | None, _option("Aggregation rule (see: g2uardfl list defenses). (default: fedavg)", _EXPERIMENT)
     ] = None,
-    model: Annotated[str | None, _option("One of the task's models. (default: its first)", _WHAT)] = None,
-    rounds: Annotated[int | None, _option("Communication rounds. (default: 100)", _FEDERATION)] = None,
+    model: Annotated[str | None, _option("One of the task's models. (default: the first)", _EXPERIMENT)] = None,
+    rounds: Annotated[int | None, _option("Number of rounds. (default: 100)", _FEDERATION)] = None,
     clients: Annotated[int | None, _option("Number of clients. (default: task's)", _FEDERATION)] = None,
-    per_round: Annotated[int | None, _option("Clients selected each round. (default: task's)", _FEDERATION)] = None,
-    pmr: Annotated[float | None, _option("Share of clients that are malicious. (default: 0.25)", _FEDERATION)] = None,
-    pdr: Annotated[float | None, _option("Share of their data that is backdoored. (default: 0.5)", _FEDERATION)] = None,
+    per_round: Annotated[int | None, _option("Clients selected per round. (default: task's)", _FEDERATION)] = None,
+    pmr: Annotated[float | None, _option("Fraction of malicious clients. (default: 0.25)", _FEDERATION)] = None,
+    pdr: Annotated[float | None, _option("Fraction of their data with backdoor. (default: 0.5)", _FEDERATION)] = None,
     alpha: Annotated[
-        float | None, _option("Dirichlet's alpha; inf is a uniform split. (default: inf)", _FEDERATION)
+        float | None, _option("Dirichlet concentration of the data; inf is IID. (default: inf)", _FEDERATION)
     ] = None,
     partition: Annotated[str | None, _option("dirichlet or natural. (default: dirichlet)", _FEDERATION)] = None,
-    churn: Annotated[float | None, _option("Share of clients that come or go. (default: 0)", _FEDERATION)] = None,
-    attack_from: Annotated[int | None, _option("First attacked round. (default: 1)", _FEDERATION)] = None,
-    attack_until: Annotated[int | None, _option("Last attacked round. (default: the last)", _FEDERATION)] = None,
+    churn: Annotated[float | None, _option("Fraction of clients that join or leave. (default: 0)", _FEDERATION)] = None,
+    attack_from: Annotated[int | None, _option("First round of the attack. (default: 1)", _FEDERATION)] = None,
+    attack_until: Annotated[int | None, _option("Last round of the attack. (default: the last)", _FEDERATION)] = None,
     defend_from: Annotated[
-        int | None, _option("First defended round; FedAvg before it. (default: 1)", _FEDERATION)
+        int | None, _option("First round of the defence; FedAvg before it. (default: 1)", _FEDERATION)
     ] = None,
     start: Annotated[
         str | None,
         _option(
-            "converged, scratch or a model.safetensors. (default: converged)", _FEDERATION, "--start-from", "--start"
+            "Initial model: converged, scratch or a .safetensors file. (default: converged)",
+            _FEDERATION,
+            "--start-from",
+            "--start",
         ),
     ] = None,
     local_epochs: Annotated[int | None, _option("Passes over a client's data. (default: task's)", _TRAINING)] = None,
-    local_steps: Annotated[int | None, _option("Steps of training instead of passes.", _TRAINING)] = None,
+    local_steps: Annotated[int | None, _option("SGD steps, instead of passes.", _TRAINING)] = None,
     lr: Annotated[float | None, _option("Learning rate. (default: task's)", _TRAINING)] = None,
-    batch_size: Annotated[int | None, _option("Samples a step. (default: task's)", _TRAINING)] = None,
-    seed: Annotated[int | None, _option("Decides everything random. (default: 0)", _FILES)] = None,
+    batch_size: Annotated[int | None, _option("Samples per step. (default: task's)", _TRAINING)] = None,
+    seed: Annotated[int | None, _option("Random seed. (default: 0)", _FILES)] = None,
     device: Annotated[str | None, _option("cpu, cuda, ... (default: cpu)", _FILES)] = None,
     engine: Annotated[str | None, _option("auto, loop, workers or batched. (default: auto)", _FILES)] = None,
-    data_dir: Annotated[Path | None, _option("Where the data sets are. (default: G2UARDFL_DATA)", _FILES)] = None,
+    data_dir: Annotated[Path | None, _option("Folder of the data sets. (default: G2UARDFL_DATA)", _FILES)] = None,
     out: Annotated[Path | None, _option("Run directory. (default: runs/TASK-ATTACK-DEFENSE-SEED)", _FILES)] = None,
-    config: Annotated[Path | None, _option("Start from this TOML file; options win.", _FILES, metavar="FILE")] = None,
+    config: Annotated[
+        Path | None, _option("TOML file with settings; options take precedence.", _FILES, metavar="FILE")
+    ] = None,
     assignments: Annotated[
         list[str] | None,
         _option(
-            "Any other setting: a run's own, defense.KEY, attack.KEY, task.KEY.", _FILES, "--set", metavar="KEY=VALUE"
+            "Any other setting: a field of config.toml, defense.KEY, attack.KEY or task.KEY.",
+            _FILES,
+            "--set",
+            metavar="KEY=VALUE",
         ),
     ] = None,
     evaluate_every: Annotated[int | None, _option("Rounds between evaluations. (default: 1)", _FILES)] = None,
@@ -79,10 +91,10 @@ def run(
         bool, _option("Write TensorBoard events into the run directory.", _FILES, "--tensorboard")
     ] = False,
     record: Annotated[
-        bool, _option("Note what the defence saw in record.npz, for g2uardfl replay.", _FILES, "--record")
+        bool, _option("Record the input of the defence in record.npz, for g2uardfl replay.", _FILES, "--record")
     ] = False,
-    resume_run: Annotated[bool, _option("Go on with the unfinished run in --out.", _FILES, "--resume")] = False,
-    overwrite: Annotated[bool, _option("Replace a run that is already in --out.", _FILES, "--overwrite")] = False,
+    resume_run: Annotated[bool, _option("Continue the unfinished run in --out.", _FILES, "--resume")] = False,
+    overwrite: Annotated[bool, _option("Replace the run in --out.", _FILES, "--overwrite")] = False,
 ) -> None:
     """Run one experiment and write its run directory.
 
@@ -109,30 +121,29 @@ def run(
     place = out or Path("runs") / _slug(f"{settings.task}-{settings.attack}-{settings.defense}-{settings.seed}")
     if resume_run and (place / "config.toml").exists():
         require_same_config(place, settings)
-        go_on(place, tensorboard=tensorboard)
+        _continue_run(place, tensorboard=tensorboard)
         return
     directory = RunDirectory(place, overwrite=overwrite)
-    _carry_out(simulation, directory, tensorboard=tensorboard, record=record)
+    _finish(simulation, directory, tensorboard=tensorboard, record=record)
 
 
 def resume(
     run_directory: Annotated[Path, typer.Argument(help="The directory of an unfinished run.", metavar="RUN")],
 ) -> None:
-    """Go on with a run that was stopped or killed; it ends with exactly what it would have had."""
-    go_on(run_directory)
+    """Continue a run that was stopped or killed; the result is the same as without the interruption."""
+    _continue_run(run_directory)
 
 
-def go_on(place: Path, *, tensorboard: bool = False) -> None:
-    """Carry an unfinished run to its end."""
+def _continue_run(place: Path, *, tensorboard: bool = False) -> None:
     from ..simulation.directory import RunDirectory, resumed
 
-    _carry_out(resumed(place), RunDirectory(place, resume=True), tensorboard=tensorboard)
+    _finish(resumed(place), RunDirectory(place, resume=True), tensorboard=tensorboard)
 
 
-def _carry_out(
+def _finish(
     simulation: Simulation, directory: RunDirectory, *, tensorboard: bool = False, record: bool = False
 ) -> None:
-    """Run what is left of a simulation with a progress bar; then its report and a table."""
+    """Run the remaining rounds with a progress bar; then write the report and print a table."""
     from rich.console import Console
 
     from ..report.page import write_report
@@ -144,8 +155,8 @@ def _carry_out(
     settings, place, console = simulation.config, directory.path, Console()
     done = len(simulation.records)
     console.print(
-        f"{settings.task}: {settings.attack} against {settings.defense}, rounds {done + 1} to {settings.rounds} of "
-        f"{settings.per_round} of {settings.clients} clients, seed {settings.seed}, on {settings.device}"
+        f"{settings.task}: {settings.attack} against {settings.defense}, rounds {done + 1} to {settings.rounds}, "
+        f"{settings.per_round} of {settings.clients} clients per round, seed {settings.seed}, on {settings.device}"
     )
     with bar(console) as progress, stopping_after_the_round(simulation, place):
         callbacks: list[Callback] = [directory, ProgressBar(progress, "rounds")]
@@ -170,7 +181,7 @@ def compare(
     runs: Annotated[list[Path], typer.Argument(help="Run directories.", metavar="RUN...")],
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("compare.html"),
 ) -> None:
-    """Compare finished runs: a table here and a page with their curves."""
+    """Compare finished runs: print a table and write a page with their curves."""
     from rich.console import Console
 
     from ..report.page import write_report
@@ -179,7 +190,7 @@ def compare(
 
     finished = [FinishedRun(path) for path in runs]
     console = Console()
-    console.print(results_table(finished, "compared runs", names=[str(path) for path in runs]))
+    console.print(results_table(finished, "Compared runs", names=[str(path) for path in runs]))
     console.print(f"Wrote {write_report(finished, out, 'Compared runs')}")
 
 
@@ -191,7 +202,7 @@ def report(
         Path | None, typer.Option(help="The page to write.", show_default="RUN/report.html or AUDIT.html")
     ] = None,
 ) -> None:
-    """Make an HTML page of one or more finished runs, or of what a Flower federation wrote into its audit file."""
+    """Write an HTML page about finished runs, or about the audit files of Flower federations."""
     from ..federation.audit import Audit
     from ..report.page import write_report
     from ..simulation.directory import FinishedRun
@@ -204,16 +215,16 @@ def report(
 
 def pretrain(
     task: Annotated[str, typer.Option(help="Learning problem (see: g2uardfl list tasks).")],
-    model: Annotated[str | None, typer.Option(help="One of the task's models.", show_default="its first")] = None,
+    model: Annotated[str | None, typer.Option(help="One of the task's models.", show_default="the first")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
     data_dir: Annotated[
-        Path | None, typer.Option(help="Where the data sets are.", show_default="G2UARDFL_DATA")
+        Path | None, typer.Option(help="Folder of the data sets.", show_default="G2UARDFL_DATA")
     ] = None,
-    again: Annotated[bool, typer.Option("--again", help="Train even if a converged start is kept.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Train again even if a converged model is cached.")] = False,
 ) -> None:
-    """Bring a task to its converged start once and keep it for later runs.
+    """Train a task's converged model and cache it for later runs.
 
-    A run does this by itself where it is needed; this command does it ahead of time, on a GPU for instance.
+    A run does this itself if no model is cached; this command does it in advance, for example on a GPU.
     """
     from rich.console import Console
 
@@ -229,14 +240,13 @@ def pretrain(
             progress=pretraining_bar(progress),
             again=again,
         )
-    how = "found" if start.was_cached else "trained"
-    where = start.path or "nowhere: the cache folder cannot be written"
-    console.print(f"{task} {how}: ACC {100 * start.acc:.2f} %, ASR {100 * start.asr:.2f} % before any attack")
-    console.print(f"Kept at {where}")
+    action = "loaded from the cache" if start.was_cached else "trained"
+    console.print(f"{task}: {action}, ACC {100 * start.acc:.2f} %, ASR {100 * start.asr:.2f} % before any attack")
+    console.print(f"Cached in {start.path}" if start.path else "Not cached: the cache folder cannot be written")
 
 
 def pretraining_bar(progress: Any) -> Any:
-    """A callback that shows central training on `progress` once it begins."""
+    """A callback that adds a bar to `progress` when central training starts, and updates it after each epoch."""
     bars: list[Any] = []
 
     def on_epoch(done: int, total: int) -> None:

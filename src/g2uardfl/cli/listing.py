@@ -1,4 +1,4 @@
-"""`g2uardfl list`: what there is, one line each."""
+"""`g2uardfl list`: the available tasks, attacks and defences."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 _KINDS = {"tasks": "tasks", "attacks": "attacks", "defenses": "aggregators"}
+"""The package that lists each kind."""
 
 
 def register(app: typer.Typer) -> None:
@@ -15,11 +16,9 @@ def register(app: typer.Typer) -> None:
 
 
 def list_names(
-    what: Annotated[
-        str, typer.Argument(help="tasks, attacks or defenses; everything if left out.", metavar="[WHAT]")
-    ] = "",
+    what: Annotated[str, typer.Argument(help="tasks, attacks or defenses. (default: all)", metavar="[WHAT]")] = "",
 ) -> None:
-    """List the tasks, attacks and defenses that can be named."""
+    """List the built-in tasks, attacks and defenses."""
     import importlib
 
     from rich.console import Console
@@ -37,4 +36,4 @@ def list_names(
         for name in registry.names():
             table.add_row(name, registry.find(name).summary)
         console.print(table)
-    console.print("Your own plugs in as package.module:ClassName wherever a name is taken.", style="dim")
+    console.print("To use your own class, write package.module:ClassName instead of a name.", style="dim")

@@ -1,4 +1,4 @@
-"""Progress on a terminal: a bar with the latest ACC and ASR; no bar where the output is not a terminal."""
+"""Progress on a terminal: a bar with the latest ACC and ASR; no bar if the output is not a terminal."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from ..simulation.run import Callback
 if TYPE_CHECKING:
     from ..simulation.run import Simulation
 
-
-_SHOWN = ("rolled_back", "model_kept")
-"""The events that are printed; eliminations may come in every round."""
+_PRINTED = ("rolled_back", "model_kept")
+"""The kinds of events that are printed; others may occur in every round."""
 
 
 def bar(console: Console) -> Progress:
@@ -37,14 +36,14 @@ def bar(console: Console) -> Progress:
 
 @contextmanager
 def stopping_after_the_round(simulation: Simulation, place: Path) -> Iterator[None]:
-    """Turn the first Ctrl-C into a stop after the current round, so that nothing is lost; a second one stops at once."""
+    """Stop after the current round on the first Ctrl-C, so that no round is lost; stop at once on the second."""
 
-    def ask(_number: int, _frame: object) -> None:
+    def request_stop(_number: int, _frame: object) -> None:
         simulation.stop_asked = True
         signal.signal(signal.SIGINT, before)
         typer.echo(f"\nStopping after this round; continue later with: g2uardfl resume {place}", err=True)
 
-    before = signal.signal(signal.SIGINT, ask)
+    before = signal.signal(signal.SIGINT, request_stop)
     try:
         yield
     finally:
@@ -52,9 +51,9 @@ def stopping_after_the_round(simulation: Simulation, place: Path) -> Iterator[No
 
 
 class ProgressBar(Callback):
-    """Shows a run as it goes: rounds, ACC, ASR, how many clients the last round refused, and large steps of the guard.
+    """Shows rounds, ACC, ASR and the number of clients refused in the last round; prints rollbacks and kept models.
 
-    What the guard does in every round is in `rounds.jsonl` and on the report page.
+    All other events are in `rounds.jsonl` and on the report page.
     """
 
     def __init__(self, progress: Progress, description: str) -> None:
@@ -63,7 +62,7 @@ class ProgressBar(Callback):
         self._scores = ""
 
     def on_start(self, simulation: Simulation) -> None:
-        """Start a bar with the scores of the start model."""
+        """Start a bar with the scores of the initial model."""
         self._show(simulation.start_scores["acc"], simulation.start_scores["asr"])
         self._bar = self._progress.add_task(
             self._description, total=simulation.config.rounds, completed=len(simulation.records), note=self._scores
@@ -74,10 +73,10 @@ class ProgressBar(Callback):
         if record["acc"] is not None:
             self._show(record["acc"], record["asr"])
         decisions = [verdict["decision"] for verdict in record["verdicts"].values()]
-        refused = sum(decision in ("malicious", "held_out", "invalid") for decision in decisions)
+        refused = sum(decision != "accepted" for decision in decisions)
         self._progress.update(self._bar, advance=1, note=f"{self._scores}  refused {refused} of {len(decisions)}")
         for event in record["events"]:
-            if event["kind"] in _SHOWN:
+            if event["kind"] in _PRINTED:
                 self._progress.console.print(f"round {record['round']}: {event['message']}", highlight=False)
 
     def _show(self, acc: float, asr: float) -> None:

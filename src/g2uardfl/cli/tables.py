@@ -1,4 +1,4 @@
-"""Tables in the terminal."""
+"""Tables on the terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def results_table(runs: Sequence[FinishedRun], title: str, names: Sequence[str] | None = None) -> Table:
-    """ACC, ASR, DS and detection of each run, in percent; runs go by their defence unless `names` are given."""
+    """ACC, ASR, DS and detection rates of each run in percent; without `names`, rows are named by the defence."""
     table = Table(title=title, title_justify="left")
     table.add_column("run" if names else "defense", style="bold")
     for heading in ("ACC %", "ASR %", "DS %", "precision %", "recall %", "F1 %"):

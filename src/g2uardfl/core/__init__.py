@@ -1,1 +1,1 @@
-"""What everything else stands on: errors, settings, model layouts, updates, numerics, state files."""
+"""The bottom layer of the package: errors, settings, model layouts, updates, numerics, threads and state files."""

@@ -1,4 +1,4 @@
-"""Where things that can be made again are kept between runs: prepared text, converged starts."""
+"""The folder for files that can be computed again, such as tokenised text and pre-trained models."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 
 
 def cache_dir() -> Path:
-    """`G2UARDFL_CACHE` where it is set, else the platform's cache folder for this program."""
-    named = os.environ.get("G2UARDFL_CACHE")
-    if named:
-        return Path(named)
+    """The value of the environment variable `G2UARDFL_CACHE`, or else the platform's cache folder for g2uardfl."""
+    configured = os.environ.get("G2UARDFL_CACHE")
+    if configured:
+        return Path(configured)
     import platformdirs
 
     return Path(platformdirs.user_cache_dir("g2uardfl", appauthor=False))

@@ -1,4 +1,4 @@
-"""Errors for arguments that a class chosen by name does not take."""
+"""Validation of keyword arguments for classes that users select by name."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from .settings import unknown_setting
 
 
 def refuse_unknown_names(kind: type, names: Iterable[str]) -> None:
-    """Raise `ConfigError` with the nearest known names if the constructor of `kind` does not take one of `names`.
+    """Raise `ConfigError` if the constructor of `kind` lacks a parameter in `names`; it suggests similar ones.
 
-    A constructor with `**kwargs` takes every name and checks the names itself.
+    A constructor with `**kwargs` accepts every name and validates the names itself.
 
     >>> from fractions import Fraction
     >>> refuse_unknown_names(Fraction, ["numerator", "denominater"])
     Traceback (most recent call last):
         ...
-    g2uardfl.core.errors.ConfigError: unknown setting 'denominater': did you mean denominator or numerator?
+    g2uardfl.core.errors.ConfigError: unknown setting 'denominater': did you mean denominator?
     """
     known = inspect.signature(kind).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()):

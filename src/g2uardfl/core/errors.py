@@ -1,14 +1,14 @@
-"""The errors g2uardfl raises on purpose: each message names what was wrong and what to do about it."""
+"""Exceptions for problems that a user can fix. Each message states the problem and the remedy."""
 
 from __future__ import annotations
 
 
 class G2uardFLError(Exception):
-    """Anything a user can put right; the command line prints it as one line and exits with status 2."""
+    """Base class; the command line prints the message as one line and exits with status 2."""
 
 
 class ConfigError(G2uardFLError, ValueError):
-    """A setting is unknown or has a value that is not allowed."""
+    """A setting is unknown or has an invalid value."""
 
 
 class StateError(G2uardFLError):

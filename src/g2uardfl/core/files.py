@@ -1,4 +1,4 @@
-"""Writing a file whole or not at all."""
+"""Atomic file writes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import BinaryIO
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Open a file beside `path` that takes its place when the block ends well and leaves no trace when it does not.
+def atomic_write(path: Path) -> Iterator[BinaryIO]:
+    """Open a temporary file that replaces `path` when the block succeeds and is deleted when it fails.
 
-    A crash at any moment leaves the old file or the new one, never a part of one.
+    A crash at any moment leaves either the old file or the complete new one at `path`.
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
     try:

@@ -1,8 +1,8 @@
-"""Models as mappings of arrays, and as rows of one (clients x parameters) matrix.
+"""Conversion of models between mappings of named arrays and flat vectors.
 
-A `ModelLayout` is read off the global model once. It knows which entries are learnt parameters, which are running
-statistics of a normalisation layer and which are counters; it groups the parameters into the model's layers (a
-module's weight and bias together, each layer of an LSTM on its own) and gives every layer its own columns.
+A `ModelLayout` describes the global model. It classifies the entries as trainable parameters, running statistics of
+normalisation layers, or counters. It groups the parameters into the model's layers (a module's weight and bias
+together, each layer of an LSTM separately) and assigns consecutive columns of the flat vector to each layer.
 """
 
 from __future__ import annotations
@@ -27,45 +27,49 @@ Weights = Mapping[str, Any]
 Kind = Literal["parameter", "statistic", "counter"]
 
 _STATISTICS = ("running_mean", "running_var")
+"""How the names of running statistics end in torch's normalisation layers."""
 _RECURRENT = re.compile(r"_l(\d+)(_reverse)?$")
+"""How the parameter names of torch's recurrent modules end: with the number of the layer, and the direction."""
 
 
 class BadWeightsError(ValueError):
-    """One client's weights cannot be used; the message is the second half of a sentence about that client."""
+    """A client's weights are unusable; the message completes a sentence that begins with "The client"."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One array of a model: what it is and, for a parameter, which columns of the matrix hold it."""
+    """One array of a model."""
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
     kind: Kind
     columns: slice
+    """The columns of a parameter in the flat vector; empty for any other kind."""
 
     @property
     def size(self) -> int:
-        """How many numbers the array holds."""
+        """The number of values in the array."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer of the model in the paper's sense, and its columns."""
+    """A layer of the model as in the paper: the parameters of one module."""
 
     name: str
     columns: slice
+    """The columns of the layer in the flat vector."""
 
     @property
     def size(self) -> int:
-        """How many parameters the layer has."""
+        """The number of parameters in the layer."""
         return int(self.columns.stop - self.columns.start)
 
 
 @dataclass(frozen=True)
 class ModelLayout:
-    """Where each array of a model sits in the flattened vector.
+    """The position of each parameter of a model in the flat vector.
 
     >>> layout = ModelLayout.of({"fc.weight": np.ones((2, 3), np.float32), "fc.bias": np.ones(2, np.float32)})
     >>> [(layer.name, layer.size) for layer in layout.layers]
@@ -75,12 +79,12 @@ class ModelLayout:
     entries: tuple[Entry, ...]
     layers: tuple[Layer, ...]
     dtype: torch.dtype
-    """The dtype of the flattened vectors: float32, or float64 where the model holds float64."""
+    """The dtype of flat vectors: float64 if any parameter is float64, else float32."""
 
     @staticmethod
     @one_thread()
     def of(weights: Weights) -> ModelLayout:
-        """Read the layout off a model; raises ValueError when there is nothing to defend in it."""
+        """The layout of a model; raises ValueError if the model is empty, not finite or without parameters."""
         if not isinstance(weights, Mapping) or not weights:
             raise ValueError("the global model is empty: pass a mapping of parameter names to arrays")
         tensors = {}
@@ -90,10 +94,10 @@ class ModelLayout:
             except BadWeightsError as error:
                 raise ValueError(f"the global model's {name!r} {error}") from error
             if tensors[name].is_floating_point() and not _is_finite(tensors[name]):
-                raise ValueError(f"the global model's {name!r} holds NaN or infinity: start from a sound model")
+                raise ValueError(f"the global model's {name!r} holds NaN or infinity: start from a finite model")
         kinds = {name: _kind(name, tensor) for name, tensor in tensors.items()}
         by_layer: dict[str, list[str]] = {}
-        # In alphabetical order: a model that was written and read again may come with its names in another order.
+        # In alphabetical order, because saving and loading a model may change the order of its names.
         for name in sorted(kinds):
             if kinds[name] == "parameter" and tensors[name].numel():
                 by_layer.setdefault(_layer_name(name), []).append(name)
@@ -115,53 +119,53 @@ class ModelLayout:
 
     @property
     def num_parameters(self) -> int:
-        """The length of a flattened model."""
+        """The number of parameters, which is the size of the flat vector."""
         return int(self.layers[-1].columns.stop)
 
     @cached_property
     def parameters(self) -> list[Entry]:
-        """The learnt parameters that hold at least one number."""
+        """The trainable parameters that are not empty."""
         return [entry for entry in self.entries if entry.kind == "parameter" and entry.size]
 
     @cached_property
     def buffers(self) -> list[Entry]:
-        """Running statistics and counters, which are averaged but never compared, clipped or extrapolated."""
+        """Non-empty running statistics and counters, which rules average but never compare, clip or extrapolate."""
         return [entry for entry in self.entries if entry.kind != "parameter" and entry.size]
 
     def signature(self) -> list[list[Any]]:
-        """What two rounds of one federation must have in common, in plain JSON."""
+        """Names, shapes, dtypes and kinds as JSON values; equal for all rounds of a federation."""
         return sorted([entry.name, list(entry.shape), str(entry.dtype), entry.kind] for entry in self.entries)
 
     def flatten(self, weights: Weights) -> Tensor:
-        """The parameters of `weights` as one vector, on the device of the first of them."""
+        """The parameters of `weights` as one flat vector, on the device of the first parameter."""
         device = as_tensor(weights[self.parameters[0].name]).device
-        vector = empty(self.num_parameters, like=torch.empty(0, dtype=self.dtype, device=device))
+        vector = empty(self.num_parameters, dtype=self.dtype, device=device)
         for entry in self.parameters:
             vector[entry.columns].copy_(as_tensor(weights[entry.name]).reshape(-1))
         return vector
 
     def subtract(self, weights: Weights, global_vector: Tensor, out: Tensor) -> None:
-        """Write a client's update, its parameters minus the global model's, into `out`."""
+        """Write a client's update, its parameters minus those of the global model, to `out`."""
         for entry in self.parameters:
             value = as_tensor(weights[entry.name]).to(out.device).reshape(-1)
             torch.sub(value, global_vector[entry.columns], out=out[entry.columns])
 
     def norm(self, weights: Mapping[str, Tensor]) -> float:
-        """The length of the parameters of `weights`, roughly; infinity or NaN where its square does not fit."""
-        lengths = [_norm(weights[entry.name]) for entry in self.parameters]
-        return float(torch.linalg.vector_norm(torch.stack([length.to(lengths[0]) for length in lengths])))
+        """The approximate norm of the parameters of `weights`; infinity or NaN if its square overflows."""
+        norms = [_norm(weights[entry.name]) for entry in self.parameters]
+        return float(torch.linalg.vector_norm(torch.stack([norm.to(norms[0]) for norm in norms])))
 
     def check(self, weights: object) -> dict[str, Tensor]:
-        """A client's mapping as tensors; raises `BadWeightsError` where names, shapes or kinds are not the model's."""
+        """A client's weights as tensors; raises `BadWeightsError` if names, shapes or kinds differ from the model's."""
         if not isinstance(weights, Mapping):
             raise BadWeightsError(f"sent a {type(weights).__name__} instead of named arrays")
         names = {entry.name for entry in self.entries}
         missing = [entry.name for entry in self.entries if entry.name not in weights]
         if missing:
-            raise BadWeightsError(f"sent no {_some(missing)}")
+            raise BadWeightsError(f"sent no {_abbreviated(missing)}")
         extra = [name for name in weights if name not in names]
         if extra:
-            raise BadWeightsError(f"sent {_some(extra)}, which the model does not have")
+            raise BadWeightsError(f"sent {_abbreviated(extra)}, which the model does not have")
         tensors = {}
         for entry in self.entries:
             try:
@@ -175,14 +179,14 @@ class ModelLayout:
         return tensors
 
     def buffer_values(self, weights: Weights) -> dict[str, Tensor]:
-        """A client's running statistics and counters in float64; raises `BadWeightsError` when they make no sense."""
+        """A client's running statistics and counters in float64; raises `BadWeightsError` if they are invalid."""
         values = {}
         for entry in self.buffers:
             value = as_tensor(weights[entry.name]).to("cpu", torch.float64)
             if not bool(torch.isfinite(value).all()):
                 raise BadWeightsError(f"sent NaN or infinity in {entry.name!r}")
             if entry.kind == "statistic" and bool((value.abs() > largest_usable(torch.float32)).any()):
-                raise BadWeightsError(f"sent values beyond all reason in {entry.name!r}")
+                raise BadWeightsError(f"sent values that are too large in {entry.name!r}")
             if entry.name.endswith("running_var") and bool((value < 0).any()):
                 raise BadWeightsError(f"sent a negative variance in {entry.name!r}")
             values[entry.name] = value
@@ -196,24 +200,37 @@ class ModelLayout:
         step: Tensor | None = None,
         step_is_spare: bool = False,
     ) -> dict[str, Any]:
-        """A model with the parameters of `vector` and the given buffers, in the names, kinds and dtypes of `like`.
+        """A model from flat parameters and buffers.
 
-        With `step` it is added to `vector` on the way, in the memory of `step` if that is spare.
+        Parameters
+        ----------
+        like
+            A model with the names, array types, dtypes and devices of the result. It supplies buffers that are missing
+            from `buffers`.
+        vector
+            The parameters.
+        buffers
+            Running statistics and counters by name.
+        step
+            A vector to add to `vector` (default: None).
+        step_is_spare
+            Whether the sum may overwrite `step` (default: False).
         """
-        moved = step if step is not None and step_is_spare else empty(len(vector), like=vector)
+        reused = step if step_is_spare else None
+        moved = empty(len(vector), dtype=vector.dtype, device=vector.device) if reused is None else reused
         moved = moved.copy_(vector) if step is None else torch.add(vector, step, out=moved)
         rebuilt: dict[str, Any] = {}
         for entry in self.entries:
             original = like[entry.name]
             if entry.kind == "parameter":
-                value = _fit(moved[entry.columns], entry.dtype).reshape(entry.shape)
+                value = _cast(moved[entry.columns], entry.dtype).reshape(entry.shape)
             elif entry.name in buffers:
                 value = buffers[entry.name].clone()
-                value = value if value.dtype == entry.dtype else _fit(value, entry.dtype)
+                value = value if value.dtype == entry.dtype else _cast(value, entry.dtype)
             else:
                 value = as_tensor(original).clone()
             if isinstance(original, Tensor):
-                # Each in memory of its own: files of tensors do not like them to share it.
+                # Each parameter is copied, because safetensors refuses to save tensors that share memory.
                 rebuilt[entry.name] = value.to(original.device, copy=entry.kind == "parameter")
             else:
                 rebuilt[entry.name] = value.to("cpu").numpy().astype(original.dtype, copy=False)
@@ -221,7 +238,7 @@ class ModelLayout:
 
 
 def as_tensor(value: object) -> Tensor:
-    """View an array as a tensor without copying where that can be done; raises `BadWeightsError` for anything else."""
+    """An array as a tensor, without a copy if possible; raises `BadWeightsError` for anything else."""
     if isinstance(value, Tensor):
         if value.is_complex() or value.is_sparse or value.is_quantized:
             raise BadWeightsError("is not a dense real tensor")
@@ -241,7 +258,10 @@ def as_tensor(value: object) -> Tensor:
 
 
 def largest_usable(dtype: torch.dtype) -> float:
-    """The largest norm whose square still fits into `dtype`, with room to spare."""
+    """The largest accepted norm of an update: 1/16 of the root of the largest finite number.
+
+    Its square leaves a factor of 256 before `dtype` overflows, for sums and products of updates.
+    """
     return math.sqrt(torch.finfo(dtype).max) / 16
 
 
@@ -251,21 +271,20 @@ def _norm(value: Tensor) -> Tensor:
 
 
 def _is_finite(value: Tensor) -> bool:
-    # The sum of squares is quickly had, and finite only where all numbers are.
+    # The norm is faster to compute, but it can overflow although all values are finite.
     return math.isfinite(_norm(value)) or bool(torch.isfinite(value).all())
 
 
-def _fit(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """`value` in `dtype`, rounded to whole numbers and inside its range where it has to be; `value` itself is lost."""
+def _cast(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """`value` in `dtype`, rounded for integers and clamped to the range of `dtype`; may overwrite `value`."""
     if dtype == torch.bool:
         return value >= 0.5
     if dtype.is_floating_point:
         limits = torch.finfo(dtype)
         return value.clamp_(limits.min, limits.max).to(dtype)
-    whole = torch.iinfo(dtype)
-    # The largest 64-bit integer is no double; the next double below it is.
-    high = min(float(whole.max), math.nextafter(2.0**63, 0))
-    return value.round().clamp(float(whole.min), high).to(dtype)
+    low, high = float(torch.iinfo(dtype).min), float(torch.iinfo(dtype).max)
+    # float64 cannot represent the largest int64 and rounds it up to 2^63, which is out of range.
+    return value.round().clamp(low, min(high, math.nextafter(2.0**63, 0))).to(dtype)
 
 
 def _kind(name: str, tensor: Tensor) -> Kind:
@@ -275,7 +294,7 @@ def _kind(name: str, tensor: Tensor) -> Kind:
 
 
 def _layer_name(name: str) -> str:
-    """The layer a parameter belongs to: its module, and inside a recurrent module its numbered layer."""
+    """The layer of a parameter: its module and, in a recurrent module, the number of the layer."""
     module, _, leaf = name.rpartition(".")
     recurrent = _RECURRENT.search(leaf)
     if recurrent:
@@ -285,7 +304,8 @@ def _layer_name(name: str) -> str:
     return leaf
 
 
-def _some(names: list[Any]) -> str:
+def _abbreviated(names: list[Any]) -> str:
+    """At most three names, and the number of the others."""
     shown = ", ".join(repr(name) for name in names[:3])
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
 

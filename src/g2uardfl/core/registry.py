@@ -1,7 +1,7 @@
-"""One registry for everything that is chosen by name: aggregators, attacks and tasks.
+"""Registry of classes that users select by name: aggregators, attacks and tasks.
 
-A name is either one of ours (`"fedavg"`) or the address of somebody else's class (`"package.module:ClassName"`), so
-that a third party plugs in without touching this package. Classes are imported when they are asked for, not before.
+A name is either built-in (`"fedavg"`) or the import path of any class (`"package.module:ClassName"`), so that third
+parties add their own without changing this package. A class is imported on first use.
 """
 
 from __future__ import annotations
@@ -14,30 +14,38 @@ from .errors import ConfigError
 
 
 class Registry:
-    """Maps names to the addresses of classes and imports them on demand.
+    """Maps names to the import paths of classes and imports them on demand.
+
+    Parameters
+    ----------
+    kind
+        What the classes are, for error messages.
+    base
+        The import path of the class that every registered class subclasses.
+    paths
+        Built-in name -> import path, as `"package.module:ClassName"`.
 
     >>> Registry("number", "numbers:Number", {"fraction": "fractions:Fraction"}).find("decimal:Decimal").__name__
     'Decimal'
     """
 
-    def __init__(self, kind: str, base: str, addresses: Mapping[str, str]) -> None:
+    def __init__(self, kind: str, base: str, paths: Mapping[str, str]) -> None:
         self.kind = kind
         self._base = base
-        """The address of the class that every one of them subclasses."""
-        self._addresses = dict(addresses)
+        self._paths = dict(paths)
 
     def names(self) -> list[str]:
         """The built-in names, in their documented order."""
-        return list(self._addresses)
+        return list(self._paths)
 
     def find(self, name: str) -> type[Any]:
-        """The class behind `name`, which is a built-in name or `package.module:ClassName`."""
-        address = self._addresses.get(name, name)
-        module_name, separator, class_name = address.partition(":")
+        """The class called `name`, a built-in name or `package.module:ClassName`."""
+        path = self._paths.get(name, name)
+        module_name, separator, class_name = path.partition(":")
         if not separator:
-            known = ", ".join(self._addresses)
+            known = ", ".join(self._paths)
             raise ConfigError(
-                f"unknown {self.kind} {name!r}: choose one of {known}, or give your own as package.module:ClassName"
+                f"unknown {self.kind} {name!r}: choose one of {known}, or pass your own as package.module:ClassName"
             )
         try:
             found = getattr(importlib.import_module(module_name), class_name)
@@ -47,8 +55,8 @@ class Registry:
             raise ConfigError(f"{self.kind} {name!r}: module {module_name} has no {class_name}") from error
         if not isinstance(found, type):
             raise ConfigError(f"{self.kind} {name!r}: {class_name} is not a class")
-        if name not in self._addresses:
-            home, _, base = self._base.partition(":")
-            if not issubclass(found, getattr(importlib.import_module(home), base)):
-                raise ConfigError(f"{self.kind} {name!r}: {class_name} must subclass {home}.{base}")
+        if name not in self._paths:
+            base_module, _, base = self._base.partition(":")
+            if not issubclass(found, getattr(importlib.import_module(base_module), base)):
+                raise ConfigError(f"{self.kind} {name!r}: {class_name} must subclass {base_module}.{base}")
         return found

@@ -1,4 +1,4 @@
-"""A round's updates as a (clients x parameters) matrix that need not be made: rules read blocks of its columns."""
+"""The updates of a round as a (clients x parameters) matrix that is computed lazily, one block of columns at a time."""
 
 from __future__ import annotations
 
@@ -17,32 +17,52 @@ from .layout import ModelLayout, Weights, as_tensor, largest_usable
 from .numerics import empty
 from .threads import for_each, in_parallel, one_thread
 
-_BLOCK = 1 << 19
-"""How many numbers of the matrix a core handles at a time, so that they stay close to it."""
-_WIDE = 1 << 17
-_ROWS = 10
-"""How many columns of how many clients are summed at a time, and how many clients are averaged. There is so little work
-for each number that threads which come back sooner mostly wait for each other."""
-_LONG = 1 << 21
-"""How many numbers of each client in turn are added to the mean, which has to stay in the largest cache meanwhile."""
-_GPU_BLOCK = 1 << 24
+_BLOCK_SIZE = 1 << 19
+"""The number of values in a block of `each_block` on a CPU: 2 MiB in float32, so that a block stays in the core's
+caches."""
+_GPU_BLOCK_SIZE = 1 << 24
+"""The number of values in a block of `each_block` on a GPU: 64 MiB in float32. Larger blocks need fewer kernel launches
+and more memory."""
+_SUM_COLUMNS = 1 << 17
+"""The number of columns that `weighted_sum` adds up in one task. A sum needs so little work per value that threads with
+smaller tasks mostly wait for each other."""
+_CLIENTS_AT_ONCE = 10
+"""The number of clients in a partial sum or mean. Smaller groups accumulate less rounding error in a mean, and larger
+ones pass over the result less often."""
+_MEAN_COLUMNS = 1 << 21
+"""The number of columns that `mean` averages over all clients before the next ones: 8 MiB in float32, so that the
+running mean stays in the CPU's largest cache."""
 
+Index = tuple[slice | list[int], slice]
+"""Rows and columns of the matrix."""
 Result = TypeVar("Result")
 
 
-class DoubtfulUpdateError(Exception):
-    """Some update may hold NaN or infinity or be too long to be used: every client has to be checked on its own."""
+class UpdateCheckError(Exception):
+    """A quick check cannot rule out that an update is not finite or too large; check each client separately."""
 
 
 class SentUpdates:
-    """(clients x parameters): each client's weights minus the global model's, from what the clients sent.
+    """Each client's weights minus the global model's, as a lazy matrix (clients x parameters).
 
-    `updates[:, columns]` reads these columns of all clients, `updates.row(i)` all columns of one. Most rules need no
-    more, and what they read stays in the cache. `updates.matrix` is the whole, made when it is first asked for.
+    `updates[:, columns]` computes some columns of all clients, and `updates.row(i)` the update of one client. Most
+    rules need no more, and such blocks stay in the CPU's caches. `updates.matrix` computes the whole matrix once.
 
-    With `check`, reading columns raises `DoubtfulUpdateError` unless their squares sum to so little that, once all
-    columns have been read, no update can be longer than is usable. Whoever has read them all says so with `all_read`.
+    Parameters
+    ----------
+    layout
+        The layout of the model.
+    global_vector
+        The flat global model.
+    sent
+        The weights of each client.
+    check
+        Whether to check values when columns are read (default: False). A block then raises `UpdateCheckError` if its
+        sum of squares is so large that the norm of an update could exceed `largest_usable`. Blocks that cover all
+        columns and pass prove that every update is usable; the reader then calls `mark_checked`.
 
+    Examples
+    --------
     >>> layout = ModelLayout.of({"w": np.ones(3)})
     >>> updates = SentUpdates(layout, torch.ones(3), [{"w": np.array([1.0, 2.0, 3.0])}, {"w": np.zeros(3)}])
     >>> updates[:, 1:3]
@@ -56,141 +76,152 @@ class SentUpdates:
         self.shape = (len(sent), len(global_vector))
         self.dtype, self.device = global_vector.dtype, global_vector.device
         self._layout, self._global_vector, self._sent = layout, global_vector, list(sent)
-        self.checks = check
-        """Whether columns are still checked as they are read."""
-        # What the squares may sum to for each column; a quarter of what is usable, since the sum is a rough one.
+        self.needs_check = check
+        """Whether values are checked when columns are read."""
+        # The largest sum of squares per column. The margin of 4 covers rounding errors of the sum.
         self._largest_square = largest_usable(self.dtype) ** 2 / 4 / self.shape[1]
-        self._spare: list[npt.NDArray[Any]] = []
+        self._buffers: list[npt.NDArray[Any]] = []
         if self.device.type != "cpu":
-            # There the rules' threads would all ask for it at once.
+            # Otherwise all threads of a rule would compute the matrix at the same time.
             _ = self.matrix
 
     def __len__(self) -> int:
         return self.shape[0]
 
     @property
-    def is_made(self) -> bool:
-        """Whether `matrix` has been made; blocks and rows are then parts of it."""
+    def is_materialised(self) -> bool:
+        """Whether `matrix` has been computed; blocks and rows are then views of it."""
         return "matrix" in self.__dict__
 
-    def all_read(self) -> None:
-        """Every column of every client has been read, and checked if there was a check: none is needed any more."""
-        self.checks = False
+    def mark_checked(self) -> None:
+        """Skip further checks, because every column of every client has been read."""
+        self.needs_check = False
 
-    def __getitem__(self, index: tuple[slice | list[int], slice]) -> Tensor:
+    def __getitem__(self, index: Index) -> Tensor:
         return self._read_block(index)
 
     @contextmanager
-    def borrowed(self, index: tuple[slice | list[int], slice]) -> Iterator[Tensor]:
-        """`updates[index]` in memory that the next one gets again: fresh memory may take longer than its use."""
-        if self.is_made:
+    def temporary_block(self, index: Index) -> Iterator[Tensor]:
+        """`updates[index]` in a reusable buffer; allocating new memory can take longer than the computation."""
+        if self.is_materialised:
             yield self.matrix[index]
             return
         try:
-            memory = self._spare.pop()
-        except IndexError:  # Every thread has its own, and another may have been faster.
-            memory = np.empty(0, self._global_vector.numpy().dtype)
-        rows = len(range(len(self))[index[0]]) if isinstance(index[0], slice) else len(index[0])
-        size = rows * len(range(self.shape[1])[index[1]])
-        memory = memory if len(memory) >= size else np.empty(size, memory.dtype)
-        yield self._read_block(index, memory)
-        self._spare.append(memory)
+            buffer = self._buffers.pop()
+        except IndexError:  # Other threads use all buffers.
+            buffer = np.empty(0, self._global_vector.numpy().dtype)
+        size = len(self._rows(index)) * len(range(self.shape[1])[index[1]])
+        buffer = buffer if len(buffer) >= size else np.empty(size, buffer.dtype)
+        yield self._read_block(index, buffer)
+        self._buffers.append(buffer)
 
-    def _read_block(self, index: tuple[slice | list[int], slice], memory: npt.NDArray[Any] | None = None) -> Tensor:
-        if self.is_made:
+    def _rows(self, index: Index) -> Sequence[int]:
+        return range(len(self))[index[0]] if isinstance(index[0], slice) else index[0]
+
+    def _read_block(self, index: Index, buffer: npt.NDArray[Any] | None = None) -> Tensor:
+        if self.is_materialised:
             return self.matrix[index]
-        rows = range(len(self))[index[0]] if isinstance(index[0], slice) else index[0]
+        rows = self._rows(index)
         start, stop, _ = index[1].indices(self.shape[1])
-        subtracted = self._global_vector.numpy()
+        global_values = self._global_vector.numpy()
         shape = len(rows), max(stop - start, 0)
-        block = np.empty(shape, subtracted.dtype) if memory is None else memory[: math.prod(shape)].reshape(shape)
+        block = np.empty(shape, global_values.dtype) if buffer is None else buffer[: math.prod(shape)].reshape(shape)
         with np.errstate(over="ignore", invalid="ignore"):
-            for name, own, inside in self._parts(slice(start, stop)):
-                arrays, before = self._arrays[name], subtracted[own]
-                for client, row in zip(rows, block[:, own.start - start : own.stop - start], strict=True):
-                    np.subtract(arrays[client][inside], before, row)
-            if self.checks:
-                numbers = block.reshape(-1)
-                self._doubt(float(numbers @ numbers), block.shape[1])
+            for name, columns, inside in self._parameters_in(slice(start, stop)):
+                arrays, subtrahend = self._arrays[name], global_values[columns]
+                for client, row in zip(rows, block[:, columns.start - start : columns.stop - start], strict=True):
+                    np.subtract(arrays[client][inside], subtrahend, row)
+            if self.needs_check:
+                values = block.reshape(-1)
+                self._check_squares(float(values @ values), block.shape[1])
         return torch.from_numpy(block)
 
     @torch.no_grad()
     def mean(self, shares: npt.NDArray[np.float64]) -> Tensor:
-        """The mean update of all clients, weighted by `shares`, which are not negative and sum to 1.
+        """The weighted mean of all updates, for `shares` that are not negative and sum to 1.
 
-        It is the mean of what they sent, m <- m + t (w - m) for one after the other, less the global model: with no
-        difference to store it takes half the time of a sum of updates. Ten at a time, so that roundings do not add
-        up: it is nearly as exact as weights can be stored, and where everybody sends the same it is that.
+        It averages the clients' weights with the recurrence m <- m + t (w - m), and subtracts the global model from the
+        mean. That takes half as long as a sum of updates, because no single update is stored. Clients are averaged in
+        groups, whose means are then averaged, to limit the accumulated rounding error: the result is almost as exact
+        as the precision of weights allows, and exact if all clients send the same weights.
         """
-        # Once everything has been checked, clients without a share need not be read.
-        read = range(len(self)) if self.checks else np.flatnonzero(shares).tolist()
-        messages, shares = [self._sent[client] for client in read], shares[read]
-        result = empty(self.shape[1], like=self)
-        tens = range(0, len(messages), _ROWS)
-        spare = empty(min(_LONG, self.shape[1]), like=self) if len(tens) > 1 else result
-        tens_steps = _steps(np.add.reduceat(shares, tens))
-        for start in range(0, self.shape[1], _LONG):
-            mean, before = result[start : start + _LONG], self._global_vector[start : start + _LONG]
-            squares = float(torch.dot(before, before)) if self.checks else 0.0
-            for first, step in zip(tens, tens_steps, strict=True):
-                clients = slice(first, first + _ROWS)
-                into = mean if first == 0 else spare[: len(mean)]
-                squares += self._mean_of_few(messages[clients], _steps(shares[clients]), start, into)
+        # Clients with a share of 0 matter only for the check.
+        clients = range(len(self)) if self.needs_check else np.flatnonzero(shares).tolist()
+        sent, shares = [self._sent[client] for client in clients], shares[clients]
+        result = empty(self.shape[1], dtype=self.dtype, device=self.device)
+        groups = range(0, len(sent), _CLIENTS_AT_ONCE)
+        buffer_size = min(_MEAN_COLUMNS, self.shape[1]) if len(groups) > 1 else 0
+        buffer = empty(buffer_size, dtype=self.dtype, device=self.device)
+        group_steps = _mean_steps(np.add.reduceat(shares, groups))
+        for start in range(0, self.shape[1], _MEAN_COLUMNS):
+            mean = result[start : start + _MEAN_COLUMNS]
+            global_part = self._global_vector[start : start + _MEAN_COLUMNS]
+            squares = float(torch.dot(global_part, global_part)) if self.needs_check else 0.0
+            for first, step in zip(groups, group_steps, strict=True):
+                group = slice(first, first + _CLIENTS_AT_ONCE)
+                group_mean = mean if first == 0 else buffer[: len(mean)]
+                squares += self._group_mean(sent[group], _mean_steps(shares[group]), start, out=group_mean)
                 if first > 0:
-                    mean.lerp_(into, step)
-            if self.checks:
+                    mean.lerp_(group_mean, step)
+            if self.needs_check:
                 # (w - g)^2 is at most twice w^2 + g^2.
-                self._doubt(2 * squares, len(mean))
-            mean.sub_(before)
+                self._check_squares(2 * squares, len(mean))
+            mean.sub_(global_part)
         return result
 
-    def _mean_of_few(self, sent: Sequence[Weights], steps: Sequence[float], start: int, mean: Tensor) -> float:
-        """Write the mean of the columns from `start` into `mean`; answers with the sum of squares if that is wanted."""
-        parts = [
-            (name, inside, mean[own.start - start : own.stop - start])
-            for name, own, inside in self._parts(slice(start, start + len(mean)))
+    def _group_mean(self, sent: Sequence[Weights], steps: Sequence[float], start: int, out: Tensor) -> float:
+        """Write the mean of some clients' weights from column `start` on to `out`.
+
+        Returns the sum of squared weights if a check needs it, and else 0.
+        """
+        parameters = [
+            (name, inside, out[columns.start - start : columns.stop - start])
+            for name, columns, inside in self._parameters_in(slice(start, start + len(out)))
         ]
         squares = []
         for client, (weights, step) in enumerate(zip(sent, steps, strict=True)):
-            for name, inside, part in parts:
-                numbers = _flat(weights[name])
-                if len(numbers) > len(part):
-                    numbers = numbers[inside]
-                if numbers.dtype != self.dtype:
-                    numbers = numbers.to(self.dtype)
-                part.copy_(numbers) if client == 0 else part.lerp_(numbers, step)
-                if self.checks:
-                    squares.append(torch.dot(numbers, numbers))
+            for name, inside, mean in parameters:
+                values = _flat(weights[name])
+                if len(values) > len(mean):
+                    values = values[inside]
+                if values.dtype != self.dtype:
+                    values = values.to(self.dtype)
+                mean.copy_(values) if client == 0 else mean.lerp_(values, step)
+                if self.needs_check:
+                    squares.append(torch.dot(values, values))
         return float(torch.stack(squares).sum()) if squares else 0.0
 
-    def _parts(self, columns: slice) -> Iterator[tuple[str, slice, slice]]:
-        """The parameters that have some of `columns`: the name, these columns, and where they are in the parameter."""
+    def _parameters_in(self, columns: slice) -> Iterator[tuple[str, slice, slice]]:
+        """The parameters that overlap `columns`: name, overlapping columns, and their position in the parameter."""
         for entry in self._layout.parameters:
             first, last = max(columns.start, entry.columns.start), min(columns.stop, entry.columns.stop)
             if first < last:
                 yield entry.name, slice(first, last), slice(first - entry.columns.start, last - entry.columns.start)
 
-    def _doubt(self, squares: float, columns: int) -> None:
+    def _check_squares(self, squares: float, columns: int) -> None:
+        # The comparison is also False for NaN.
         if not squares <= self._largest_square * columns:
-            raise DoubtfulUpdateError
+            raise UpdateCheckError
 
     def row(self, client: int) -> Tensor:
         """The update of one client."""
-        if self.is_made:
+        if self.is_materialised:
             return self.matrix[client]
+        result = empty(self.shape[1], dtype=self.dtype, device=self.device)
         with one_thread():
-            return self._read(client, empty(self.shape[1], like=self._global_vector))
+            self._layout.subtract(self._sent[client], self._global_vector, out=result)
+        return result
 
     @cached_property
     def matrix(self) -> Tensor:
-        """All columns of all clients."""
-        whole = empty(*self.shape, like=self._global_vector)
-        for_each(lambda client: self._read(client, whole[client]), range(len(self)))
-        return whole
+        """The updates of all clients."""
+        result = empty(*self.shape, dtype=self.dtype, device=self.device)
 
-    def _read(self, client: int, out: Tensor) -> Tensor:
-        self._layout.subtract(self._sent[client], self._global_vector, out=out)
-        return out
+        def subtract(client: int) -> None:
+            self._layout.subtract(self._sent[client], self._global_vector, out=result[client])
+
+        for_each(subtract, range(len(self)))
+        return result
 
     @cached_property
     def _arrays(self) -> dict[str, list[npt.NDArray[Any]]]:
@@ -201,22 +232,22 @@ class SentUpdates:
         }
 
 
-def borrowed(updates: Tensor | SentUpdates, index: tuple[slice | list[int], slice]) -> AbstractContextManager[Tensor]:
-    """`updates[index]` for a while: whoever reads further has to have done with it."""
-    return nullcontext(updates[index]) if isinstance(updates, Tensor) else updates.borrowed(index)
+def temporary_block(updates: Tensor | SentUpdates, index: Index) -> AbstractContextManager[Tensor]:
+    """`updates[index]` in a reusable buffer, valid only inside the `with` block."""
+    return nullcontext(updates[index]) if isinstance(updates, Tensor) else updates.temporary_block(index)
 
 
 def _flat(value: object) -> Tensor:
     tensor = (value if isinstance(value, Tensor) else as_tensor(value)).reshape(-1)
-    if tensor.dtype == torch.bfloat16:  # NumPy does not know it.
+    if tensor.dtype == torch.bfloat16:  # NumPy has no bfloat16.
         tensor = tensor.float()
     return tensor if tensor.is_cpu else tensor.cpu()
 
 
-def _steps(shares: npt.NDArray[np.float64]) -> list[float]:
-    """How far the mean so far has to go towards each one in turn."""
-    so_far = np.cumsum(shares)
-    steps: list[float] = np.divide(shares, so_far, out=np.zeros(len(so_far)), where=so_far > 0).tolist()
+def _mean_steps(shares: npt.NDArray[np.float64]) -> list[float]:
+    """For each element the step t of the recurrence m <- m + t (w - m) that yields the weighted mean."""
+    cumulative = np.cumsum(shares)
+    steps: list[float] = np.divide(shares, cumulative, out=np.zeros(len(shares)), where=cumulative > 0).tolist()
     return steps
 
 
@@ -227,80 +258,80 @@ def each_row(updates: Tensor | SentUpdates, function: Callable[[Tensor], Result]
     [3.0, 8.0]
     """
 
-    def work(client: int) -> Result:
+    def apply(client: int) -> Result:
         return function(updates[client] if isinstance(updates, Tensor) else updates.row(client))
 
-    return list(in_parallel(work, range(len(updates))))
+    return list(in_parallel(apply, range(len(updates))))
 
 
 def each_block(updates: Tensor | SentUpdates, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """One number for each column of `updates`: `function` turns (clients x columns) into (columns,).
+    """One value for each column of `updates`, where `function` maps (clients x columns) to (columns,).
 
     >>> each_block(torch.tensor([[1.0, 2.0], [3.0, 5.0]]), lambda block: block.sum(dim=0))
     tensor([4., 7.])
     """
     clients, parameters = updates.shape
-    size = max((_BLOCK if updates.device.type == "cpu" else _GPU_BLOCK) // clients, 1)
-    result = empty(parameters, like=updates)
+    size = max((_BLOCK_SIZE if updates.device.type == "cpu" else _GPU_BLOCK_SIZE) // clients, 1)
+    result = empty(parameters, dtype=updates.dtype, device=updates.device)
 
-    def work(start: int) -> None:
+    def apply(start: int) -> None:
         columns = slice(start, start + size)
         result[columns] = function(updates[:, columns])
 
-    for_each(work, range(0, parameters, size))
+    for_each(apply, range(0, parameters, size))
     return result
 
 
 def weighted_sum(updates: Tensor | SentUpdates, weights: Tensor) -> Tensor:
-    """The sum of the rows of `updates`, each times its weight.
+    """The weighted sum of the rows of `updates`.
 
     >>> weighted_sum(torch.tensor([[1.0, 2.0], [3.0, 5.0]]), torch.tensor([2.0, -1.0]))
     tensor([-1., -1.])
     """
-    if isinstance(updates, SentUpdates) and not updates.is_made:
-        return _sum_on_the_way(updates, weights)
+    if isinstance(updates, SentUpdates) and not updates.is_materialised:
+        return _lazy_weighted_sum(updates, weights)
     matrix = updates if isinstance(updates, Tensor) else updates.matrix
     if updates.device.type != "cpu":
         return weights @ matrix
-    result = empty(updates.shape[1], like=updates)
+    result = empty(updates.shape[1], dtype=updates.dtype, device=updates.device)
     np.matmul(weights.numpy(), matrix.numpy(), out=result.numpy())
     return result
 
 
-def _sum_on_the_way(updates: SentUpdates, weights: Tensor) -> Tensor:
-    """The weighted sum of updates that are read for it alone."""
-    result = empty(updates.shape[1], like=updates)
-    groups = [(rows, weights[rows].numpy()) for rows in _groups(updates, weights)]
+def _lazy_weighted_sum(updates: SentUpdates, weights: Tensor) -> Tensor:
+    """The weighted sum, block by block, without computing `updates.matrix`."""
+    result = empty(updates.shape[1], dtype=updates.dtype, device=updates.device)
+    groups = [(rows, weights[rows].numpy()) for rows in _client_groups(updates, weights)]
 
-    def work(start: int) -> None:
-        columns = slice(start, start + _WIDE)
+    def add_up(start: int) -> None:
+        columns = slice(start, start + _SUM_COLUMNS)
         total = result[columns].numpy()
         for number, (rows, factors) in enumerate(groups):
-            with updates.borrowed((rows, columns)) as block:
+            with updates.temporary_block((rows, columns)) as block:
                 if number == 0:
                     np.matmul(factors, block.numpy(), out=total)
                 else:
                     total += factors @ block.numpy()
 
-    for_each(work, range(0, len(result), _WIDE))
+    for_each(add_up, range(0, len(result), _SUM_COLUMNS))
     return result
 
 
-def _groups(updates: SentUpdates, weights: Tensor) -> list[Any]:
-    """Which clients to sum at a time; those without weight are left out where they would be read for nothing."""
-    starts = range(0, len(updates), _ROWS)
-    if updates.checks or not weights.any():
-        return [slice(start, start + _ROWS) for start in starts]
-    weighed = np.flatnonzero(weights.numpy()).tolist()
-    return [weighed[start : start + _ROWS] for start in starts if start < len(weighed)]
+def _client_groups(updates: SentUpdates, weights: Tensor) -> list[Any]:
+    """The clients of each partial sum; without those of weight 0, unless a check has to read them."""
+    starts = range(0, len(updates), _CLIENTS_AT_ONCE)
+    if updates.needs_check or not weights.any():
+        return [slice(start, start + _CLIENTS_AT_ONCE) for start in starts]
+    clients = np.flatnonzero(weights.numpy()).tolist()
+    return [clients[start : start + _CLIENTS_AT_ONCE] for start in starts if start < len(clients)]
 
 
 def weighted_mean(updates: Tensor | SentUpdates, shares: npt.NDArray[np.float64]) -> Tensor:
-    """The sum of the rows of `updates`, each times its share, where shares are not negative and sum to 1.
+    """The weighted mean of the rows of `updates`, for `shares` that are not negative and sum to 1.
 
     >>> weighted_mean(torch.tensor([[1.0, 2.0], [3.0, 5.0]]), np.array([0.5, 0.5]))
     tensor([2.0000, 3.5000])
     """
-    if isinstance(updates, SentUpdates) and not updates.is_made:
+    if isinstance(updates, SentUpdates) and not updates.is_materialised:
         return updates.mean(shares)
     return weighted_sum(updates, torch.from_numpy(shares).to(updates.device, updates.dtype))

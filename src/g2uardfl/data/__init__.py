@@ -1,7 +1,7 @@
-"""The data sets: what there is, where it is, how it is read, and how it gets there.
+"""The data sets: catalogue, data folder, integrity checks, download and import.
 
 A data folder holds `.npz` arrays, `.tsv.gz` tables and `.txt` lines, never pickles. `load_arrays`, `read_table` and
-`read_lines` read them by their path relative to the folder; `fetch` and `import_dataset` fill it.
+`read_lines` read them by their path relative to the folder; `fetch` and `import_dataset` store them there.
 """
 
 from __future__ import annotations

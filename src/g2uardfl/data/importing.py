@@ -1,4 +1,4 @@
-"""Brings published files into the data folder: convert, verify, then rename; or leave everything as it was."""
+"""Imports published files into the data folder: convert, verify, then rename; an error changes nothing."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ from .sources import Source, expand
 from .staging import Staging
 
 Convert = Callable[[Sequence[Source], Staging, Progress], None]
+"""The type of `convert` in each module of `formats`."""
 
 
 @dataclass(frozen=True)
 class Imported:
-    """What an import stored."""
+    """The result of an import."""
 
     dataset: Dataset
     files: tuple[Path, ...]
     remarks: tuple[str, ...]
-    """Where the files are not the published data, in one line each."""
+    """One line for each file that differs from the published data."""
 
 
 def import_dataset(
@@ -39,29 +40,30 @@ def import_dataset(
     published_only: bool = False,
     progress: Progress = silent,
 ) -> Imported:
-    """Read the published `files` of the data set `name` and store them in the data folder.
+    """Read the published files of a data set and store them in the data folder.
 
     Parameters
     ----------
     name
-        A name of the catalogue.
+        The name of a data set.
     files
-        The published files; folders and tar or zip archives are opened up, `.gz` is unpacked.
+        The published files, or folders, tar archives and zip archives that contain them; `.gz` files are decompressed.
     data_dir
-        The data folder; None means `G2UARDFL_DATA` or the platform's cache folder.
+        The data folder; None means `G2UARDFL_DATA` or the platform's cache folder (default: None).
     published_only
-        Refuse anything but the published data where its checksums are known. Otherwise a file with fewer or more
-        samples is stored with a remark; one with as many samples but other content is damaged and always refused.
+        Refuse data that differs from the published data, if its checksums are known. Otherwise, a file with another
+        number of samples is stored with a remark. A file with the same number of samples but other content is damaged
+        and always refused (default: False).
     progress
-        Is told how far the work is.
+        Called with the progress of the work (default: `silent`).
 
     Raises
     ------
     DataError
-        A file is missing, damaged or of another format. The data folder is left as it was.
+        A file is missing, damaged or in another format. The data folder is unchanged.
     """
     dataset, folder = find(name), find_folder(data_dir)
-    read_manifest(folder)  # a damaged one is better found before the work than after it
+    read_manifest(folder)  # so that a damaged manifest is reported before the work, not after it
     convert: Convert = import_module(f".formats.{dataset.name}", __package__).convert
     given = [Path(file) for file in files]
     sources = expand(given)
@@ -82,12 +84,12 @@ def import_dataset(
             staging.commit()
             record(folder, entries)
     except OSError as error:
-        raise DataError(f"cannot write to {folder} ({error.strerror or error}): name another --data-dir") from error
+        raise DataError(f"cannot write to {folder} ({error.strerror or error}): choose another --data-dir") from error
     return Imported(dataset, tuple(folder / file for file in entries), remarks)
 
 
 def _compare_with_published(stored: StoredFile, path: Path, published_only: bool) -> list[str]:
-    """Remarks on the originals that were not the published ones; raises if one must be damaged."""
+    """One remark for each original file that is not the published one; `DataError` if it is damaged."""
     if not stored.originals:
         return []
     arrays = read_arrays(path)
@@ -98,7 +100,7 @@ def _compare_with_published(stored: StoredFile, path: Path, published_only: bool
             continue
         if published_only or items == original.items:
             raise DataError(
-                f"{original.name} is altered: expected md5 {original.md5}, found {md5}: get it again and import it anew"
+                f"{original.name} is altered: expected md5 {original.md5}, found {md5}: download and import it again"
             )
-        remarks.append(f"{original.name}: {items:,} samples, not the {original.items:,} published; stored as it is")
+        remarks.append(f"{original.name}: {items:,} samples, not the {original.items:,} published; stored unchanged")
     return remarks

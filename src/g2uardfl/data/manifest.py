@@ -1,7 +1,8 @@
-"""The data folder's own record of what was fetched or imported into it: `manifest.json`.
+"""The manifest of a data folder, `manifest.json`: the checksums of all imported files.
 
-A file that a user imports need not be the reference copy (the full Sentiment-140, another Reddit dump, the same images
-packed by another zlib). What it was when it was imported is written down here, so that a later change is noticed.
+An imported file may differ from the reference copy (the full Sentiment-140, another Reddit dump, the same images
+compressed by another zlib). The manifest records its checksum at the time of the import, so that later changes are
+detected.
 """
 
 from __future__ import annotations
@@ -11,23 +12,24 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ..core.errors import DataError
-from ..core.files import replacing
+from ..core.files import atomic_write
 
 MANIFEST = "manifest.json"
+"""Name of the manifest in a data folder."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What a file was when it was stored."""
+    """The checksum and size of a stored file at the time of its import."""
 
     sha256: str
     size: int
     imported_from: tuple[str, ...] = ()
-    """The names of the files it was made from."""
+    """The names of the files from which it was made."""
 
 
 def read_manifest(folder: Path) -> dict[str, Entry]:
-    """The entries by stored path; empty where nothing was imported."""
+    """The entries by stored path; empty if the folder has no manifest."""
     path = folder / MANIFEST
     try:
         text = path.read_text(encoding="utf-8")
@@ -47,8 +49,8 @@ def read_manifest(folder: Path) -> dict[str, Entry]:
 
 
 def record(folder: Path, entries: dict[str, Entry]) -> None:
-    """Add `entries` to the manifest of `folder`, replacing those of the same files."""
+    """Add `entries` to the manifest of `folder`; entries of the same files are replaced."""
     merged = {**read_manifest(folder), **entries}
     content = {"version": 1, "files": {file: asdict(entry) for file, entry in sorted(merged.items())}}
-    with replacing(folder / MANIFEST) as file:
+    with atomic_write(folder / MANIFEST) as file:
         file.write(f"{json.dumps(content, indent=2)}\n".encode())

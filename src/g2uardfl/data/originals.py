@@ -1,4 +1,4 @@
-"""Rebuilds the files MNIST and CIFAR-10 were published in, to check stored images against the published MD5 sums."""
+"""Rebuilds the published files of MNIST and CIFAR-10, to verify stored images by the published MD5 sums."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Bytes = NDArray[np.uint8]
 
 
 def idx_bytes(array: Bytes) -> bytes:
-    """The `uint8` array as an idx file: magic number, sizes (big-endian), values.
+    """A `uint8` array as the content of an idx file: magic number, sizes (big-endian), values.
 
     >>> idx_bytes(np.array([7, 9], dtype=np.uint8)).hex()
     '00000801000000020709'
@@ -25,13 +25,13 @@ def idx_bytes(array: Bytes) -> bytes:
 
 
 def cifar_bytes(images: Bytes, labels: Bytes) -> bytes:
-    """Images (N, 32, 32, 3) and labels as a CIFAR-10 binary batch: label, then red, green and blue plane."""
+    """Images (N, 32, 32, 3) and labels as a CIFAR-10 binary batch: for each image label, red, green and blue plane."""
     planes = np.moveaxis(images, -1, 1).reshape(len(images), -1)
     return np.concatenate([labels[:, None], planes], axis=1, dtype=np.uint8).tobytes()
 
 
 def item_count(original: Original, arrays: Mapping[str, Bytes]) -> int:
-    """How many samples the rebuilt `original` holds."""
+    """The number of samples in the rebuilt `original`."""
     return len(arrays["labels"] if original.format == "cifar-binary" else arrays[original.array])
 
 

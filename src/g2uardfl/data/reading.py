@@ -1,7 +1,7 @@
 """Reads the stored formats: arrays (`.npz`, never pickles), tables (`.tsv.gz`) and lines (`.txt`).
 
-A file of one of our data sets is hashed before it is used: training on altered data by accident is worse than the
-fraction of a second this takes.
+Files of the catalogue are hashed before they are used, which takes a fraction of a second and prevents training on
+altered data.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from .folder import locate, unusable
 from .manifest import read_manifest
 
 UNREADABLE = (ValueError, KeyError, OSError, EOFError, zlib.error, zipfile.BadZipFile)
-"""What a damaged `.npz` or `.gz` file makes NumPy and the standard library raise."""
+"""The exceptions that NumPy and the standard library raise for damaged `.npz` and `.gz` files."""
 
 
 def read_arrays(path: Path, only: Collection[str] | None = None) -> dict[str, NDArray[Any]]:
-    """The arrays of a `.npz` file by name; `only` leaves the others packed."""
+    """The arrays of a `.npz` file by name, or those named in `only` (default: all)."""
     with np.load(path, allow_pickle=False) as archive:
         return {name: archive[name] for name in archive.files if only is None or name in only}
 
@@ -35,21 +35,21 @@ def read_arrays(path: Path, only: Collection[str] | None = None) -> dict[str, ND
 def load_arrays(
     file: str, data_dir: Path | str | None = None, *, only: Collection[str] | None = None
 ) -> dict[str, NDArray[Any]]:
-    """The arrays of the stored file `file`, such as `mnist/mnist.npz`.
+    """The arrays of a stored file.
 
     Parameters
     ----------
     file
-        Path relative to the data folder.
+        The path relative to the data folder, such as `mnist/mnist.npz`.
     data_dir
-        The data folder; None means `G2UARDFL_DATA` or the platform's cache folder.
+        The data folder; None means `G2UARDFL_DATA` or the platform's cache folder (default: None).
     only
-        Names of the arrays wanted; None means all.
+        The names of the arrays to read; None means all (default: None).
 
     Raises
     ------
     DataError
-        The file is missing, damaged or altered; the message says how to repair it.
+        The file is missing, damaged or altered; the message names the command that repairs it.
     """
     path = _intact(file, data_dir)
     try:
@@ -59,15 +59,16 @@ def load_arrays(
 
 
 def read_table(file: str, data_dir: Path | str | None = None) -> Iterator[dict[str, str]]:
-    """The rows of a stored table one by one, each a mapping from column to text.
+    """The rows of a stored table, each a mapping from column to text.
 
-    Tables are UTF-8, tab-separated, with a header line and no quoting. The file is checked before this returns.
+    Tables are UTF-8, tab-separated, with a header line and without quoting. The file is checked before the iterator is
+    returned.
     """
     return _rows(file, _intact(file, data_dir), find_folder(data_dir))
 
 
 def read_lines(file: str, data_dir: Path | str | None = None) -> list[str]:
-    """The lines of a stored text file that are not empty, stripped."""
+    """The non-empty lines of a stored text file, stripped."""
     path = _intact(file, data_dir)
     try:
         text = path.read_text(encoding="utf-8")
@@ -77,7 +78,7 @@ def read_lines(file: str, data_dir: Path | str | None = None) -> list[str]:
 
 
 def _intact(file: str, data_dir: Path | str | None) -> Path:
-    """The path of `file` after hashing it, if it belongs to a data set of ours."""
+    """The path of `file`, which is hashed first if it is in the catalogue."""
     path, folder = locate(file, data_dir), find_folder(data_dir)
     found = catalogue.owner(file)
     if found is None:

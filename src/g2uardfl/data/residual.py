@@ -1,4 +1,4 @@
-"""The lossless coding CIFAR-10 is stored in: differences of neighbouring pixels, which pack better than pixels."""
+"""The lossless encoding of stored CIFAR-10 images: differences of neighbouring pixels, which compress better."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ Bytes = NDArray[np.uint8]
 def encode_images(images: Bytes) -> Bytes:
     """Turn RGB images into residuals.
 
-    Red and blue become their differences to green; then each row becomes its difference to the row above, and each
-    column its difference to the column on the left. All of it is modulo 256, so nothing is lost.
+    Green is subtracted from red and blue, then from each row the row above, then from each column the column on its
+    left. All differences are modulo 256, so the encoding is lossless.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ def decode_images(residual: Bytes) -> Bytes:
     True
     """
     planes = residual.copy()
-    for column in range(1, planes.shape[3]):  # whole columns and rows at a time: twice as fast as a cumulative sum
+    for column in range(1, planes.shape[3]):  # twice as fast as a cumulative sum
         planes[..., column] += planes[..., column - 1]
     for row in range(1, planes.shape[2]):
         planes[:, :, row] += planes[:, :, row - 1]

@@ -1,4 +1,4 @@
-"""Writes stored files under temporary names and gives them their real names all at once, or not at all."""
+"""Writes stored files under temporary names, and renames them when all of them are complete."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 WriteRow = Callable[..., None]
-"""Writes one row of a table, a field an argument."""
+"""Writes one row of a table; each argument is a field."""
 
 
 class Staging:
-    """Files on their way into a data folder.
+    """New files of a data folder, which become visible together.
 
-    Within the `with` block files are written beside their final place under temporary names. `commit` renames them;
-    leaving the block without it removes every trace, the folders that were made for them included.
+    Within the `with` block, files are written under temporary names in their final folders. `commit` renames them.
+    Without `commit`, the end of the block deletes them and the folders that were created for them.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.written: dict[str, Path] = {}
-        """Stored path to temporary path."""
+        """The temporary path of each stored path."""
         self._made: list[Path] = []
 
     def __enter__(self) -> Staging:
@@ -40,11 +40,11 @@ class Staging:
         for temporary in self.written.values():
             temporary.unlink(missing_ok=True)
         for made in reversed(self._made):
-            with contextlib.suppress(OSError):  # not empty: somebody uses it
+            with contextlib.suppress(OSError):  # another process has written to it
                 made.rmdir()
 
     def place(self, file: str) -> Path:
-        """A temporary path for the stored file `file`, in the folder where it will be."""
+        """A temporary path for the stored file `file`, in its final folder."""
         final = self.folder / file
         self._make(final.parent)
         temporary = final.parent / f".{final.name}.{uuid.uuid4().hex}.part"
@@ -52,17 +52,17 @@ class Staging:
         return temporary
 
     def write_bytes(self, file: str, content: bytes) -> None:
-        """Write a file as it is."""
+        """Write a file unchanged."""
         self.place(file).write_bytes(content)
 
     def write_arrays(self, file: str, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Write a compressed `.npz` file; the same arrays give the same bytes."""
+        """Write a compressed `.npz` file; equal arrays give equal bytes."""
         with self.place(file).open("wb") as stream:
             np.savez_compressed(stream, allow_pickle=False, **arrays)
 
     @contextlib.contextmanager
     def open_table(self, file: str, *columns: str) -> Iterator[WriteRow]:
-        """Open a `.tsv.gz` table with these `columns` for writing row by row; the same rows give the same bytes."""
+        """Open a `.tsv.gz` table for writing row by row; equal rows give equal bytes."""
         with (
             self.place(file).open("wb") as raw,
             gzip.GzipFile(filename="", mode="wb", fileobj=raw, compresslevel=6, mtime=0) as packed,
@@ -75,7 +75,7 @@ class Staging:
             yield write_row
 
     def commit(self) -> None:
-        """Give every file its real name."""
+        """Rename all files to their final names."""
         for file, temporary in self.written.items():
             os.replace(temporary, self.folder / file)
         self.written.clear()

@@ -1,1 +1,1 @@
-"""The simulator: a federation on one machine, repeatable from its seed."""
+"""The simulator: a whole federation on one machine, reproducible from its seed."""

@@ -1,8 +1,8 @@
-"""Checkpoints: what a killed run needs to go on as if nothing had happened.
+"""Checkpoints, from which an interrupted run resumes and reaches the same result.
 
-Everything random follows from the run's seed, so a checkpoint holds no generators: the model, what the defence and the
-attack remember, and the number of the last finished round. Each is a folder that is written under another name and
-renamed when it is whole; the last two are kept, so that one may be damaged.
+All random choices derive from the run's seed, so a checkpoint holds no generator state. It holds the model, the states
+of the defence and the attack, and the number of the last finished round. Each checkpoint is a folder that is written
+under a temporary name and renamed when it is complete.
 """
 
 from __future__ import annotations
@@ -22,15 +22,17 @@ from .config import RunConfig
 from .start import read_model, write_model
 
 _KEPT = 2
-_INCONSEQUENTIAL = ("device", "data_dir", "checkpoint_every", "workers")
-"""Settings that may differ when a run goes on: they do not decide its result."""
+"""Number of checkpoints that are kept: if the latest is damaged, the run resumes from the one before."""
+_NOT_COMPARED = ("device", "data_dir", "checkpoint_every", "workers")
+"""Settings that may change when a run is resumed, because they do not define the experiment."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A run after `round` finished rounds."""
+    """The state of a run between two rounds."""
 
     round: int
+    """Number of finished rounds."""
     weights: dict[str, Tensor]
     defense: SavedState
     attack: SavedState
@@ -38,19 +40,19 @@ class Checkpoint:
 
 
 def config_digest(config: RunConfig) -> str:
-    """A hash of the settings that decide a run's result."""
-    values = {name: value for name, value in asdict(config).items() if name not in _INCONSEQUENTIAL}
+    """A hash of the settings that define the experiment."""
+    values = {name: value for name, value in asdict(config).items() if name not in _NOT_COMPARED}
     return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def require_same_config(folder: Path, config: RunConfig) -> None:
-    """Refuse to go on with the run in `folder` under another config than its own."""
+    """Raise `StateError` if the run in `folder` has another config."""
     if config_digest(RunConfig.from_file(folder / "config.toml")) != config_digest(config):
         raise StateError(f"{folder} holds a run with other settings: choose another --out, or g2uardfl resume {folder}")
 
 
 def write_checkpoint(folder: Path, config: RunConfig, checkpoint: Checkpoint) -> None:
-    """Write `checkpoint` into `folder` and forget all but the last two."""
+    """Write `checkpoint` into `folder` and delete all but the latest two."""
     final = folder / f"round-{checkpoint.round:08d}"
     partial = folder / f".{final.name}"
     try:
@@ -68,40 +70,40 @@ def write_checkpoint(folder: Path, config: RunConfig, checkpoint: Checkpoint) ->
     except OSError as error:
         raise StateError(
             f"cannot write the checkpoint of round {checkpoint.round} in {folder}: {error.strerror or error}; "
-            "make room or choose another --out (the run so far is kept)"
+            "free disk space or choose another --out (the files written so far are kept)"
         ) from error
 
 
 def read_checkpoint(folder: Path, config: RunConfig) -> Checkpoint | None:
-    """The latest checkpoint that can be read, None where there is none; refuses one of another config."""
-    problems = []
+    """The latest readable checkpoint; None if there is no checkpoint.
+
+    Raises `StateError` if all checkpoints are damaged, or if the run was started with another config.
+    """
+    problem: Exception | None = None
     for path in reversed(_checkpoints(folder)):
-        found = _read(path)
-        if isinstance(found, Exception):
-            problems.append(found)
+        try:
+            checkpoint, digest = _read(path)
+        except (StateError, ConfigError) as error:
+            problem = problem or error
             continue
-        checkpoint, digest = found
         if digest != config_digest(config):
             raise StateError(
                 f"{folder.parent / 'config.toml'} is not the config this run was started with: "
-                "put the old one back, or start a new run"
+                "restore the original file or start a new run"
             )
         return checkpoint
-    if problems:
-        raise problems[0]
+    if problem:
+        raise problem
     return None
 
 
-def _read(path: Path) -> tuple[Checkpoint, str] | Exception:
-    """A checkpoint and the hash of its config, or what is wrong with it."""
-    try:
-        position = read_state(path / "position.state", "position").values
-        weights, _ = read_model(path / "model.safetensors")
-        defense, attack = (read_state(path / f"{kind}.state", kind) for kind in ("defense", "attack"))
-        checkpoint = Checkpoint(int(position["round"]), weights, defense, attack, dict(position["start"]))
-        return checkpoint, str(position["config"])
-    except (StateError, ConfigError) as error:
-        return error
+def _read(path: Path) -> tuple[Checkpoint, str]:
+    """A checkpoint and the hash of its config."""
+    position = read_state(path / "position.state", "position").values
+    weights, _ = read_model(path / "model.safetensors")
+    defense, attack = (read_state(path / f"{kind}.state", kind) for kind in ("defense", "attack"))
+    checkpoint = Checkpoint(int(position["round"]), weights, defense, attack, dict(position["start"]))
+    return checkpoint, str(position["config"])
 
 
 def _checkpoints(folder: Path) -> list[Path]:

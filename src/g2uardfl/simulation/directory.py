@@ -1,4 +1,4 @@
-"""The run directory: `config.toml`, `rounds.jsonl`, `summary.json`, `model.safetensors`, and checkpoints on the way."""
+"""The run directory: `config.toml`, `rounds.jsonl`, `summary.json`, `model.safetensors` and checkpoints."""
 
 from __future__ import annotations
 
@@ -11,20 +11,29 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..core.errors import StateError
-from ..core.files import replacing
+from ..core.files import atomic_write
 from .checkpoint import read_checkpoint, write_checkpoint
 from .config import RunConfig
 from .run import Callback, Simulation
 from .start import write_model
 
 CHECKPOINTS = "checkpoint"
+"""Name of the folder of checkpoints in a run directory."""
 FILES = ("config.toml", "rounds.jsonl", "summary.json", "model.safetensors", "report.html")
+"""Names of the files in a run directory."""
 
 
 class RunDirectory(Callback):
-    """Writes a run's files as it goes, and checkpoints from which it can go on.
+    """Writes the files of a run while it runs, and checkpoints from which it can be resumed.
 
-    A folder that already holds a run is refused unless `overwrite` is given; then only a run's own files go.
+    Parameters
+    ----------
+    path
+        The run directory.
+    overwrite
+        Delete the files of a run that is already in the folder; otherwise such a folder is refused (default: False).
+    resume
+        Keep the files of the run in the folder, which is resumed (default: False).
     """
 
     def __init__(self, path: str | Path, *, overwrite: bool = False, resume: bool = False) -> None:
@@ -34,14 +43,14 @@ class RunDirectory(Callback):
             return
         existing = [name for name in (*FILES, CHECKPOINTS) if (self.path / name).exists()]
         if existing and not overwrite:
-            raise StateError(f"{self.path} already holds a run: choose another --out, --resume it or --overwrite it")
+            raise StateError(f"{self.path} already holds a run: choose another --out, or use --resume or --overwrite")
         with self._writing():
             self.path.mkdir(parents=True, exist_ok=True)
             for name in existing:
                 _remove(self.path / name)
 
     def on_start(self, simulation: Simulation) -> None:
-        """Write the complete config and open the log of rounds, cut back to the rounds the simulation knows."""
+        """Write the config, and open `rounds.jsonl` with the rounds up to the checkpoint the run resumes from."""
         with self._writing():
             (self.path / "config.toml").write_text(simulation.config.to_toml(), encoding="utf-8")
             _write_lines(self.path / "rounds.jsonl", [json.dumps(record) for record in simulation.records])
@@ -50,7 +59,7 @@ class RunDirectory(Callback):
             write_checkpoint(self.path / CHECKPOINTS, simulation.config, simulation.checkpoint())
 
     def on_round(self, simulation: Simulation, record: dict[str, Any]) -> None:
-        """Append one line, and write a checkpoint when it is time or the run was asked to stop."""
+        """Append the record; write a checkpoint if one is due or the run is about to stop."""
         done = record["round"]
         if self._rounds is not None:
             with self._writing():
@@ -71,17 +80,17 @@ class RunDirectory(Callback):
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Say what to do where the disk refuses."""
+        """Turn an `OSError` into a `StateError` that says what to do."""
         try:
             yield
         except OSError as error:
             raise StateError(
-                f"cannot write to {self.path}: {error.strerror or error}; make room or choose another --out"
+                f"cannot write to {self.path}: {error.strerror or error}; free disk space or choose another --out"
             ) from error
 
 
 def resumed(path: str | Path) -> Simulation:
-    """The simulation of an unfinished run directory, ready to go on where its last checkpoint stands."""
+    """The simulation of an unfinished run, restored from its latest checkpoint."""
     folder = Path(path)
     if not (folder / "config.toml").exists():
         raise StateError(f"{folder} is not a run directory: it has no config.toml")
@@ -90,20 +99,20 @@ def resumed(path: str | Path) -> Simulation:
     simulation = Simulation(RunConfig.from_file(folder / "config.toml"))
     checkpoint = read_checkpoint(folder / CHECKPOINTS, simulation.config)
     if checkpoint is None:
-        raise StateError(f"{folder} has no checkpoint yet: start it again with --overwrite")
+        raise StateError(f"{folder} has no checkpoint yet: start the run again with --overwrite")
     try:
         lines = (folder / "rounds.jsonl").read_text(encoding="utf-8").splitlines()[: checkpoint.round]
         records = [json.loads(line) for line in lines]
     except (OSError, ValueError) as error:
         raise StateError(f"{folder / 'rounds.jsonl'} is damaged ({error}): start the run again") from error
     if [record["round"] for record in records] != list(range(1, checkpoint.round + 1)):
-        raise StateError(f"{folder / 'rounds.jsonl'} lacks rounds that were checkpointed: start the run again")
+        raise StateError(f"{folder / 'rounds.jsonl'} lacks rounds before the checkpoint: start the run again")
     simulation.resume(checkpoint, records)
     return simulation
 
 
 def _write_lines(path: Path, lines: list[str]) -> None:
-    with replacing(path) as file:
+    with atomic_write(path) as file:
         file.writelines(f"{line}\n".encode() for line in lines)
 
 
@@ -115,7 +124,7 @@ def _remove(path: Path) -> None:
 
 
 class FinishedRun:
-    """A run directory, read back."""
+    """The files of a finished run."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -127,18 +136,18 @@ class FinishedRun:
             self.rounds: list[dict[str, Any]] = [json.loads(line) for line in lines]
             self.summary: dict[str, Any] = json.loads((self.path / "summary.json").read_text(encoding="utf-8"))
         except FileNotFoundError as error:
-            raise StateError(f"{self.path} is not finished: go on with g2uardfl resume {self.path}") from error
+            raise StateError(f"{self.path} is not finished: continue with g2uardfl resume {self.path}") from error
         except ValueError as error:
             raise StateError(f"{self.path} is damaged: {error}") from error
 
     @property
     def attackers(self) -> set[str]:
-        """The clients that really attacked in some round, by the names verdicts go by."""
+        """The clients that attacked in at least one round, by the ids that verdicts use."""
         return {str(client) for record in self.rounds for client in record["malicious"]}
 
     @property
     def figures(self) -> list[str]:
-        """ACC, ASR, DS, precision, recall and F1 in percent; detection is "-" where nobody was ever refused."""
+        """ACC, ASR, DS, precision, recall and F1 in percent; the last three are "-" if no client was ever refused."""
         rates = {**self.summary, **self.summary["detection"]}
         verdicts = (verdict for record in self.rounds for verdict in record["verdicts"].values())
         refuses = any(verdict["decision"] in ("malicious", "held_out") for verdict in verdicts)

@@ -1,4 +1,4 @@
-"""What a result depends on besides its config: versions, platform and the commit the code is at."""
+"""What a result depends on besides its config: versions, platform and commit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def environment() -> dict[str, str]:
-    """Versions of what a result depends on, and the commit where the package runs from a checkout."""
+    """Versions and platform; also the commit if the package runs from a git checkout."""
     import numpy
     import torch
 
@@ -27,13 +27,13 @@ def environment() -> dict[str, str]:
 
 
 def peak_memory() -> float | None:
-    """The largest resident size of this process so far, in megabytes; None where the system does not tell."""
+    """The maximum resident set size of this process so far, in megabytes; None if the system does not report it."""
     try:
         import resource
     except ImportError:
         return None
     largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return largest / (1e6 if sys.platform == "darwin" else 1e3)
+    return largest / (1e6 if sys.platform == "darwin" else 1e3)  # bytes on macOS, kilobytes elsewhere
 
 
 def _commit() -> str | None:

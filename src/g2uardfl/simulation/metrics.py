@@ -1,8 +1,9 @@
-"""What a run is judged by: ACC, ASR, the defence score, and how well malicious clients were told apart."""
+"""Evaluation of a run: ACC, ASR, the defence score, detection of malicious clients, and the summary."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+import statistics
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,10 +22,10 @@ def defense_score(acc: float, asr: float) -> float:
 
 @dataclass
 class Detection:
-    """Counts over rounds of who was flagged and who should have been; "invalid" messages count for neither side.
+    """The confusion matrix of flagged clients against attacking clients, summed over rounds.
 
-    A malicious client that behaves for once (the randomized attack) is no mistake either way: flagging it is not a
-    false alarm, and letting it pass misses nothing.
+    "invalid" messages are not counted. A malicious client that does not attack in a round (the randomized attack) is
+    not counted either: flagging it is no false positive, and accepting it is no false negative.
     """
 
     true_positives: int = 0
@@ -39,7 +40,19 @@ class Detection:
         judged: Collection[ClientId],
         behaving: Collection[ClientId] = (),
     ) -> None:
-        """Count one round; `behaving` are malicious clients that did not attack in it."""
+        """Add one round.
+
+        Parameters
+        ----------
+        flagged
+            The clients that the defence flagged.
+        attacking
+            The clients that attacked.
+        judged
+            All clients with a verdict other than "invalid".
+        behaving
+            The malicious clients that did not attack (default: none).
+        """
         for client in judged:
             if client in behaving:
                 continue
@@ -55,26 +68,26 @@ class Detection:
 
     @property
     def precision(self) -> float:
-        """The share of the flagged that were malicious; 0 when nobody was flagged."""
+        """The fraction of flagged clients that attacked; 0 if no client was flagged."""
         return _ratio(self.true_positives, self.true_positives + self.false_positives)
 
     @property
     def recall(self) -> float:
-        """The share of the malicious that were flagged."""
+        """The fraction of attacking clients that were flagged; 0 if no client attacked."""
         return _ratio(self.true_positives, self.true_positives + self.false_negatives)
 
     @property
     def f1(self) -> float:
-        """The harmonic mean of precision and recall."""
+        """The harmonic mean of precision and recall; 0 if both are 0."""
         return _ratio(2 * self.precision * self.recall, self.precision + self.recall)
 
     @property
     def benign_flagged(self) -> float:
-        """The share of benign clients that were flagged."""
+        """The false positive rate: the fraction of benign clients that were flagged."""
         return _ratio(self.false_positives, self.false_positives + self.true_negatives)
 
     def as_dict(self) -> dict[str, float]:
-        """For `summary.json`."""
+        """The rates, as in `summary.json`."""
         return {
             "precision": self.precision,
             "recall": self.recall,
@@ -84,9 +97,9 @@ class Detection:
 
 
 def detection_of(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Detection over the rounds of a run, in both readings of "flagged", from the objects of `rounds.jsonl`.
+    """The detection rates of a run, from the records in `rounds.jsonl`.
 
-    The figures count everybody who was refused (malicious or held out); under `malicious_only` those called malicious.
+    A client is flagged if its decision is "malicious" or "held_out"; under `malicious_only`, if it is "malicious".
     """
     refused, malicious = Detection(), Detection()
     for record in records:
@@ -97,6 +110,33 @@ def detection_of(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         refused.add([client for client in judged if decisions[client] != "accepted"], attacking, judged, behaving)
         malicious.add([client for client in judged if decisions[client] == "malicious"], attacking, judged, behaving)
     return {**refused.as_dict(), "malicious_only": malicious.as_dict()}
+
+
+def summarise(records: Sequence[Mapping[str, Any]], defend_from: int) -> dict[str, Any]:
+    """The scores, detection rates and times in `summary.json`, from the records of all rounds.
+
+    Parameters
+    ----------
+    records
+        The records in `rounds.jsonl`; the last round was evaluated.
+    defend_from
+        The first round that counts for detection.
+    """
+    last = records[-1]
+    tail = [record for record in records[-max(1, len(records) // 10) :] if record["acc"] is not None]
+    seconds = sum(sum(record["seconds"].values()) for record in records)
+    return {
+        "acc": last["acc"],
+        "asr": last["asr"],
+        "ds": defense_score(last["acc"], last["asr"]),
+        "acc_tail_mean": statistics.fmean(record["acc"] for record in tail),
+        "asr_tail_mean": statistics.fmean(record["asr"] for record in tail),
+        "asr_max": max(record["asr"] for record in records if record["asr"] is not None),
+        "detection": detection_of(records[defend_from - 1 :]),
+        "rounds": len(records),
+        "rounds_per_second": len(records) / seconds,
+        "defend_seconds_median": statistics.median(record["seconds"]["defend"] for record in records),
+    }
 
 
 def _ratio(part: float, whole: float) -> float:

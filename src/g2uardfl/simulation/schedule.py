@@ -1,4 +1,4 @@
-"""The schedule of a run, drawn from the seed before the first round: every defence meets the same rounds."""
+"""The schedule of a run, drawn from the seed before the first round, so that every defence faces the same rounds."""
 
 from __future__ import annotations
 
@@ -9,26 +9,37 @@ import numpy.typing as npt
 import torch
 
 Ids = npt.NDArray[np.int64]
+"""Client ids, or one round number per client."""
 
-# Each kind of random choice has its own stream, so that changing one does not move the others.
+# Each kind of random choice has its own random stream, so that changing one does not change the others.
 _PARTITION, _MALICIOUS, _SELECTION, _TRAINING, _POISONING, _START, _CHURN, _ATTACK = range(8)
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Who is malicious, who is selected when, and the seeds of all that is drawn on the way."""
+    """The malicious clients, the selected clients of each round, and the seeds of all random choices in the rounds."""
 
     seed: int
     malicious: frozenset[int]
     selected: list[Ids]
-    """For each round its clients, ascending."""
+    """The clients of each round, in ascending order."""
 
     @staticmethod
     def draw(seed: int, rounds: int, clients: int, per_round: int, pmr: float, churn: float = 0.0) -> Schedule:
-        """Draw a schedule; `pmr` is the share of malicious clients, `churn` the share of those that come or go.
+        """Draw a schedule.
 
-        A client that goes is never selected after some round, one that comes is never selected before. When fewer than
-        `per_round` are there, all of them are selected.
+        Parameters
+        ----------
+        seed
+            Determines the schedule, together with the other arguments.
+        rounds, clients, per_round
+            Numbers of rounds, clients, and clients selected per round. All present clients are selected if there are
+            fewer than `per_round`.
+        pmr
+            The fraction of clients that are malicious.
+        churn
+            The fraction of clients that join or leave at a random round; they are selected only while present
+            (default: 0).
         """
         attackers = stream(seed, _MALICIOUS).choice(clients, size=round(pmr * clients), replace=False)
         arrives, leaves = _presence(stream(seed, _CHURN), rounds, clients, churn)
@@ -41,20 +52,20 @@ class Schedule:
         return Schedule(seed, frozenset(int(client) for client in attackers), selected)
 
     def training_seed(self, round_number: int, client: int) -> int:
-        """The seed of a client's batch order, dropout and augmentation in one round."""
+        """The seed of a client's batch order, dropout and augmentation in a round."""
         return derived_seed(self.seed, _TRAINING, round_number, client)
 
     def poisoning_seed(self, client: int) -> int:
-        """The seed of a malicious client's choice of backdoored samples."""
+        """The seed of a malicious client's backdoored samples."""
         return derived_seed(self.seed, _POISONING, client)
 
     def attack_seed(self, round_number: int) -> int:
-        """The seed of the attacker's own random choices in one round."""
+        """The seed of the attack's own random choices in a round."""
         return derived_seed(self.seed, _ATTACK, round_number)
 
 
 def _presence(generator: np.random.Generator, rounds: int, clients: int, churn: float) -> tuple[Ids, Ids]:
-    """The round in which each client arrives and the one from which it is gone; at least one client always stays."""
+    """The first round of each client, and the first round without it; at least one client is always present."""
     arrives, leaves = np.ones(clients, dtype=np.int64), np.full(clients, rounds + 1)
     moving = generator.choice(clients, size=min(round(churn * clients), clients - 1), replace=False)
     moments = generator.integers(2, rounds + 1, size=len(moving)) if rounds > 1 else np.ones(len(moving), dtype=int)
@@ -65,25 +76,25 @@ def _presence(generator: np.random.Generator, rounds: int, clients: int, churn: 
 
 
 def partition_seed(seed: int) -> int:
-    """The seed by which data is divided among clients."""
+    """The seed of the partition of the training data."""
     return derived_seed(seed, _PARTITION)
 
 
 def start_seed(seed: int) -> int:
-    """The seed of the model's first weights and of its central training."""
+    """The seed of the weights of an untrained model."""
     return derived_seed(seed, _START)
 
 
 def stream(seed: int, *keys: int) -> np.random.Generator:
-    """An independent NumPy generator for each combination of keys."""
+    """A NumPy generator, independent for each combination of keys."""
     return np.random.default_rng([seed, *keys])
 
 
 def derived_seed(seed: int, *keys: int) -> int:
-    """An independent seed for torch for each combination of keys."""
+    """A seed for torch, independent for each combination of keys."""
     return int(np.random.SeedSequence([seed, *keys]).generate_state(1, np.uint64)[0] >> 1)
 
 
 def torch_generator(seed: int) -> torch.Generator:
-    """A CPU generator with this seed."""
+    """A torch generator on the CPU, seeded with `seed`."""
     return torch.Generator().manual_seed(seed)

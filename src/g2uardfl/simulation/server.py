@@ -1,4 +1,4 @@
-"""The server of a simulated federation, for the rules that need more of it than updates."""
+"""The server of a simulated federation, for rules that need root data or run the model."""
 
 from __future__ import annotations
 
@@ -20,29 +20,30 @@ from ..training.local import Job, Recipe, train_locally
 from .schedule import derived_seed, torch_generator
 
 _ROOT_DATA, _ROOT_TRAINING = 1001, 1002
-"""The server's own random streams, apart from those of the schedule."""
+"""The server's random streams; different from those of the schedule."""
 _BATCH = 64
-"""How many inputs a core takes through a model at a time, so that what lies between the layers stays close to it."""
+"""Inputs that a CPU core runs at once: a CPU is fastest if a batch's activations fit into its cache."""
 _GPU_BATCH = 1024
+"""Inputs that a GPU runs at once: a GPU needs large batches."""
 _SERVER = -1
-"""Stands for the server where a client's number is asked for."""
+"""The server's id in a training job; no client has it."""
 
 
 class SimulatedServer(ServerContext):
-    """What the server of a simulation offers to `FLTrust` and `DeepSight`.
+    """The `ServerContext` of a simulation, for `FLTrust` and `DeepSight`.
 
     Parameters
     ----------
     task
-        What is learnt. Its models return logits (or their logarithmic softmax, which has the same softmax).
+        The task of the run. Its models return logits or log-probabilities, which have the same softmax.
     model
         The task's model, used as working memory.
     root_samples
-        The server's own data, kept out of everything else (`split_root`).
+        The server's root data (see `split_root`).
     recipe
-        For a round's number, counted by the rule from 1, how the server trains (see `for_as_many_steps`).
+        How the server trains in a round; the rule counts its rounds from 1 (see `for_as_many_steps`).
     seed
-        Decides the order of the root data in each round.
+        Determines the order of the root data in each round.
     """
 
     def __init__(
@@ -57,11 +58,11 @@ class SimulatedServer(ServerContext):
 
     @cached_property
     def output_layer(self) -> OutputLayer:
-        """Found in the model: `find_output_layer`."""
+        """The output layer of the model (see `find_output_layer`)."""
         return find_output_layer(self.model, self.task.num_classes)
 
     def root_update(self, global_weights: Weights, round_number: int) -> Weights:
-        """The global model after training on the root data as a client would."""
+        """The global model after the server has trained it on the root data."""
         job = Job(
             client=_SERVER,
             samples=self._root,
@@ -71,10 +72,10 @@ class SimulatedServer(ServerContext):
         return train_locally(self.task, self.model, _tensors(global_weights), job)
 
     def random_inputs(self, count: int, seed: int) -> Tensor:
-        """Stored inputs of which every number is uniform over the range that the training data has.
+        """Random inputs in stored form; every value is uniform over the range of values in the training data.
 
-        For pictures, stored in whole numbers from black to white, that is noise between 0 and 1 before normalisation,
-        in as many grey levels as there are; for text, every token of the vocabulary is as likely.
+        For images, which are stored as integers, that is uniform noise between 0 and 1 before normalisation. For text,
+        all tokens of the vocabulary have the same probability.
         """
         low, high = self._input_range
         stored = self.task.train.x
@@ -95,40 +96,55 @@ class SimulatedServer(ServerContext):
         self.model.load_state_dict(_tensors(weights))
         self.model.eval()
         if self._device.type != "cpu":
-            return torch.cat([self._answers(batch) for batch in torch.split(inputs, _GPU_BATCH)])
-        return torch.cat(list(in_parallel(self._answers, torch.split(inputs, _BATCH))))
+            return torch.cat([self._softmax(batch) for batch in torch.split(inputs, _GPU_BATCH)])
+        return torch.cat(list(in_parallel(self._softmax, torch.split(inputs, _BATCH))))
 
     @torch.no_grad()
-    def _answers(self, batch: Tensor) -> Tensor:
-        answers: Tensor = self.model(self.task.prepare(batch)).softmax(dim=1)
-        return answers
+    def _softmax(self, batch: Tensor) -> Tensor:
+        probabilities: Tensor = self.model(self.task.prepare(batch)).softmax(dim=1)
+        return probabilities
 
 
 def split_root(test: Samples, seed: int, share: float = 0.01) -> tuple[Samples, Samples]:
-    """Draw the server's root data from the test data: (root, rest), each in its original order.
+    """Split the test data into the server's root data and the rest, both in their original order.
 
-    The paper gives FLTrust's server 1 % of the validation data. At least one sample is drawn and at least one is left.
+    Parameters
+    ----------
+    test
+        The test data.
+    seed
+        Determines the split.
+    share
+        The fraction of `test` that becomes root data, at least one sample (default: 0.01, as in the paper's evaluation
+        of FLTrust).
+
+    Returns
+    -------
+    (Samples, Samples)
+        The root data and the rest; neither is empty.
     """
     if len(test) < 2:
-        raise ConfigError("the test data cannot spare a sample for the server's root data: it needs two or more")
+        raise ConfigError("the server's root data is taken from the test data, which must have two samples or more")
     count = min(max(1, round(share * len(test))), len(test) - 1)
     order = torch.randperm(len(test), generator=torch_generator(derived_seed(seed, _ROOT_DATA))).to(test.y.device)
     return test.take(order[:count].sort().values), test.take(order[count:].sort().values)
 
 
 def for_as_many_steps(recipe: Recipe, samples: int) -> Recipe:
-    """The recipe for as many steps, on however few samples, as a client takes on `samples` of its own.
+    """The recipe with as many steps as a client with `samples` samples takes, whatever the size of the root data.
 
-    FLTrust brings every update to the length of the server's: a server that took fewer steps would slow the clients.
+    FLTrust rescales every update to the norm of the server's update. With fewer steps the server's update would be
+    smaller, and the federation would learn more slowly.
     """
     steps = recipe.steps or recipe.epochs * math.ceil(samples / recipe.batch_size)
     return replace(recipe, steps=steps)
 
 
 def find_output_layer(model: nn.Module, num_classes: int) -> OutputLayer:
-    """The last module, in the order of definition, whose weight has one row for each class.
+    """The last module, in the order of definition, whose weight has one row per class.
 
-    A head tied to the embedding is found under its own name, and where it has no module of its own it is the embedding.
+    An output layer that shares its weight with the embedding is found under its own name. If it is not a module, the
+    embedding is returned.
     """
     names = model.state_dict().keys()
     found = None
@@ -139,7 +155,7 @@ def find_output_layer(model: nn.Module, num_classes: int) -> OutputLayer:
             has_bias = f"{prefix}bias" in names and isinstance(bias, Tensor) and bias.shape == (num_classes,)
             found = OutputLayer(f"{prefix}weight", f"{prefix}bias" if has_bias else None)
     if found is None:
-        raise ConfigError(f"this model has no layer with a weight of {num_classes} rows: its output layer is not known")
+        raise ConfigError(f"the output layer is unknown: no layer of this model has a weight with {num_classes} rows")
     return found
 
 

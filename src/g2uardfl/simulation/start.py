@@ -1,7 +1,7 @@
-"""Where a run begins: a converged model, trained centrally once and kept, a fresh model, or a model file.
+"""The initial model of a run: a converged model, an untrained model, or a model file.
 
-The paper's attacks begin after convergence. A converged start is found again by a hash of everything it depends on:
-the task, its model, its data, the recipe and the seed.
+The paper's attacks begin after convergence. A converged model is trained centrally once and cached under a hash of
+everything it depends on: the task, its model, its data, the training recipe and the seed.
 """
 
 from __future__ import annotations
@@ -19,30 +19,54 @@ from torch import Tensor, nn
 
 from ..core.cache import cache_dir
 from ..core.errors import ConfigError, StateError
-from ..core.files import replacing
+from ..core.files import atomic_write
 from ..tasks.base import Task, TrainingDefaults
 from ..training.local import batches, share_predicted
+from .config import RunConfig
+from .schedule import start_seed
 
 Progress = Callable[[int, int], None]
-"""Called with the number of epochs done and to do."""
+"""Called with the number of finished epochs and the number of all epochs."""
 
 _RECIPE_VERSION = 3
+"""Version of `train_centrally`; increase it with every change of the result, so that cached models are not reused."""
 
 
 @dataclass(frozen=True)
 class ConvergedStart:
-    """A trained model and what it reached on the task's own test data."""
+    """A converged model, and its ACC and ASR on the task's test data."""
 
     weights: dict[str, Tensor]
     acc: float
     asr: float
     path: Path | None
-    """Where it is kept, if it could be."""
+    """The cache file; None if it cannot be written."""
     was_cached: bool
 
 
+def start_weights(task: Task, config: RunConfig, progress: Progress | None = None) -> dict[str, Tensor]:
+    """The initial weights of a run, as `config.start` says.
+
+    Parameters
+    ----------
+    task, config
+        The task and the config of the run.
+    progress
+        Called after each epoch if a converged model has to be trained (default: None).
+    """
+    if config.start == "scratch":
+        return fresh_weights(task, start_seed(config.seed))
+    if config.start == "converged":
+        return converged_start(task, device=config.device, progress=progress).weights
+    weights, _ = read_model(config.start)
+    expected = {name: value.shape for name, value in task.build_model().state_dict().items()}
+    if {name: value.shape for name, value in weights.items()} != expected:
+        raise ConfigError(f"{config.start} holds another model than {task.name}'s {task.model}")
+    return weights
+
+
 def fresh_weights(task: Task, seed: int) -> dict[str, Tensor]:
-    """An untrained model's weights, drawn from `seed`."""
+    """The weights of an untrained model, drawn from `seed`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return {name: value.detach().clone() for name, value in task.build_model().state_dict().items()}
@@ -51,14 +75,20 @@ def fresh_weights(task: Task, seed: int) -> dict[str, Tensor]:
 def converged_start(
     task: Task, *, seed: int = 0, device: str = "cpu", progress: Progress | None = None, again: bool = False
 ) -> ConvergedStart:
-    """The task's converged model: from the cache if it is there, else trained now and kept.
+    """The task's converged model, from the cache or else trained now and cached.
 
     Parameters
     ----------
+    task
+        The task, with its model and data.
     seed
-        Decides the first weights and the order of the data.
+        Determines the initial weights and the order of the samples (default: 0).
+    device
+        Where to train (default: "cpu").
+    progress
+        Called after each epoch (default: None).
     again
-        Train even if a kept model exists, and replace it.
+        Train even if a model is cached, and replace it (default: False).
     """
     path = cache_dir() / "starts" / f"{task.name}-{task.model}-{start_key(task, seed)}.safetensors"
     if path.exists() and not again:
@@ -69,17 +99,17 @@ def converged_start(
     model.load_state_dict(weights)
     acc = share_predicted(task, model, task.test.to(device))
     asr = share_predicted(task, model, task.backdoor_test.to(device))
-    kept: Path | None = path
+    cached: Path | None = path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_model(path, weights, {"acc": repr(acc), "asr": repr(asr), "task": task.name, "model": task.model})
     except (OSError, StateError):
-        kept = None
-    return ConvergedStart(weights, acc, asr, kept, was_cached=False)
+        cached = None
+    return ConvergedStart(weights, acc, asr, cached, was_cached=False)
 
 
 def start_key(task: Task, seed: int) -> str:
-    """A short hash of everything a converged start depends on."""
+    """A short hash of everything that a converged model depends on."""
     defaults = dataclasses.asdict(task.defaults)
     recipe = {name: value for name, value in defaults.items() if name.startswith("pretrain_")}
     recipe |= {"momentum": task.defaults.momentum, "weight_decay": task.defaults.weight_decay}
@@ -96,8 +126,8 @@ def train_centrally(
 ) -> dict[str, Tensor]:
     """Train the task's model on all its training data.
 
-    The learning rate rises over the first twentieth of the steps and then falls to 0 along a cosine; a last batch
-    that is not full is left out, since its noisy step does more harm than good.
+    The learning rate warms up linearly over the first 5 % of the steps and then decays to 0 along a cosine. The last
+    batch of an epoch is dropped if it is incomplete, because its gradient is noisier.
     """
     defaults = task.defaults
     model = task.build_model()
@@ -139,14 +169,15 @@ def _optimizer(defaults: TrainingDefaults, model: nn.Module) -> torch.optim.Opti
 
 
 def _warm_cosine(step: int, total: int) -> float:
+    """The learning rate of a step, as a multiple of the highest one."""
     warm_up = max(1, total // 20)
-    return (
-        (step + 1) / warm_up if step < warm_up else 0.5 * (1 + math.cos(math.pi * (step - warm_up) / (total - warm_up)))
-    )
+    if step < warm_up:
+        return (step + 1) / warm_up
+    return 0.5 * (1 + math.cos(math.pi * (step - warm_up) / (total - warm_up)))
 
 
 def read_model(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """A model file's weights and notes."""
+    """The weights and notes in a model file."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -159,13 +190,23 @@ def read_model(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def write_model(path: str | Path, weights: dict[str, Tensor], notes: dict[str, str] | None = None) -> None:
-    """Write a model file beside its place and rename it."""
+    """Write a model file, whole or not at all.
+
+    Parameters
+    ----------
+    path
+        The file; an existing one is replaced.
+    weights
+        The arrays of the model by name.
+    notes
+        Further texts by name, stored as metadata (default: None).
+    """
     from safetensors.torch import save
 
     target = Path(path)
     content = save({name: value.detach().cpu().contiguous() for name, value in weights.items()}, metadata=notes)
     try:
-        with replacing(target) as file:
+        with atomic_write(target) as file:
             file.write(content)
     except OSError as error:
         raise StateError(f"cannot write {target}: {error.strerror or error}") from error

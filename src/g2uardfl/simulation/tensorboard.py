@@ -1,4 +1,4 @@
-"""A run's curves as TensorBoard events, for those who have TensorBoard installed."""
+"""The curves of a run as TensorBoard events; needs TensorBoard."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class TensorBoard(Callback):
-    """Writes ACC, ASR, refused clients and seconds of each round into the run directory."""
+    """Writes ACC, ASR, the number of refused clients and the seconds of each round into the run directory."""
 
     def __init__(self, path: Path) -> None:
         try:

@@ -1,4 +1,4 @@
-"""The learning problems: each task is one file with its data, model and backdoor."""
+"""The tasks (learning problems); each is one file with its data, models and backdoor."""
 
 from __future__ import annotations
 
@@ -24,15 +24,27 @@ _registry = Registry(
 
 
 def names() -> list[str]:
-    """The built-in tasks."""
+    """The names of the built-in tasks."""
     return _registry.names()
 
 
 def find(name: str) -> type[Task]:
-    """The task class behind a built-in name or `package.module:ClassName`."""
+    """The class of a task, from a built-in name or `package.module:ClassName`."""
     return cast("type[Task]", _registry.find(name))
 
 
 def create(name: str, *, data_dir: Path | str | None = None, model: str | None = None, **options: Any) -> Task:
-    """Make a task ready to load its data."""
+    """Create a task; its data is loaded when it is first used.
+
+    Parameters
+    ----------
+    name
+        A built-in name or `package.module:ClassName`.
+    data_dir
+        The folder of the data sets; None means `G2UARDFL_DATA` or the platform's cache folder (default: None).
+    model
+        One of the task's models; None means its first (default: None).
+    options
+        The task's own settings.
+    """
     return find(name)(data_dir=data_dir, model=model, **options)

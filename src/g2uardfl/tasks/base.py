@@ -1,4 +1,4 @@
-"""What a task is: data, model, loss, backdoor and training defaults, in one class.
+"""The interface of tasks: data, model, loss, backdoor and training defaults in one class.
 
 A third party's task subclasses `Task` in its own module and is used as `--task package.module:ClassName`.
 """
@@ -20,7 +20,7 @@ from ..core.errors import ConfigError
 
 @dataclass(frozen=True)
 class Samples:
-    """Inputs and labels side by side. Inputs stay in their compact stored form (`uint8` images, token ids)."""
+    """Inputs and labels. Inputs are in compact stored form (`uint8` images, token ids); see `Task.prepare`."""
 
     x: Tensor
     y: Tensor
@@ -42,14 +42,14 @@ class Samples:
 
 
 class DividedSamples:
-    """Samples divided among clients; a share is taken out when it is asked for, so that the data is in memory once.
+    """Samples divided among clients. A client's samples are copied on access, so that memory holds the data set once.
 
     Parameters
     ----------
     whole
         All samples.
     shares
-        For each client the indices of its samples, on the device of `whole`.
+        The indices of each client's samples, on the device of `whole`.
 
     Examples
     --------
@@ -67,7 +67,7 @@ class DividedSamples:
         return self.whole.take(self.shares[client])
 
     def count(self, client: int) -> int:
-        """How many samples a client has."""
+        """The number of a client's samples."""
         return len(self.shares[client])
 
 
@@ -78,10 +78,11 @@ def concatenate(first: Samples, second: Samples) -> Samples:
 
 @dataclass(frozen=True)
 class TrainingDefaults:
-    """What a task uses where a run does not say otherwise.
+    """A task's default settings for training.
 
-    The recipe is that of Wang et al. (2020), which the paper builds on: SGD with momentum and weight decay, a
-    learning rate that shrinks a little every round. `pretrain_*` is how the converged start is reached centrally.
+    The recipe is that of Wang et al. (2020), on which the paper builds: SGD with momentum and weight decay, and a
+    learning rate that decays every round. The settings `pretrain_*` belong to the central training of the converged
+    model.
     """
 
     lr: float
@@ -101,36 +102,36 @@ class TrainingDefaults:
 
 @dataclass(frozen=True)
 class Pixels:
-    """How a task of pictures stores them: (..., rows, columns), in whole numbers from 0 (black)."""
+    """The stored form of a task's images: integers from 0 (black), with rows and columns as the last dimensions."""
 
     white: int
-    """The brightest value."""
+    """The largest value."""
     dba: tuple[int, int, int]
-    """Size, gap and shift of DBA's trigger on pictures of this size."""
+    """Size, gap and shift of DBA's trigger on images of this size, in pixels."""
 
 
 class Task(ABC):
-    """One learning problem with its backdoor.
+    """A learning problem with its backdoor.
 
     Parameters
     ----------
     data_dir
-        Where the data sets are; None means `G2UARDFL_DATA` or the platform's cache folder.
+        The folder of the data sets; None means `G2UARDFL_DATA` or the platform's cache folder (default: None).
     model
-        One of `models`; None means the first.
+        One of `models`; None means the first (default: None).
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     """One line for `g2uardfl list tasks`."""
     models: ClassVar[tuple[str, ...]]
-    """Names of the models the task can be learnt with; the first is the default."""
+    """The names of the task's models; the first is the default."""
     defaults: TrainingDefaults
     num_classes: int
     pixels: ClassVar[Pixels | None] = None
-    """Set where inputs are pictures, for attacks that draw on them."""
+    """Set for tasks with images, for attacks that add a trigger to them."""
     pgd_radius: ClassVar[float] = 2.0
-    """The radius of the ball that the PGD attacks stay in."""
+    """The radius of the norm ball that the PGD attacks project onto."""
 
     def __init__(self, *, data_dir: Path | str | None = None, model: str | None = None) -> None:
         self.data_dir = None if data_dir is None else Path(data_dir)
@@ -140,59 +141,59 @@ class Task(ABC):
 
     @cached_property
     def train(self) -> Samples:
-        """The training data that is divided among the clients."""
+        """The training samples, which are divided among the clients."""
         return self.load_train()
 
     @cached_property
     def test(self) -> Samples:
-        """The data ACC is measured on."""
+        """The samples on which ACC is measured."""
         return self.load_test()
 
     @cached_property
     def backdoor_train(self) -> Samples:
-        """What attackers train on: backdoored inputs with the attacker's target label."""
+        """The samples that attackers add to their training: backdoored inputs with the attacker's target label."""
         return self.load_backdoor_train()
 
     @cached_property
     def backdoor_test(self) -> Samples:
-        """What ASR is measured on: backdoored inputs with the attacker's target label."""
+        """The samples on which ASR is measured: backdoored inputs with the attacker's target label."""
         return self.load_backdoor_test()
 
     @abstractmethod
     def load_train(self) -> Samples:
-        """Read the training data."""
+        """Load the training samples."""
 
     @abstractmethod
     def load_test(self) -> Samples:
-        """Read the test data."""
+        """Load the test samples."""
 
     @abstractmethod
     def load_backdoor_train(self) -> Samples:
-        """Read or make the attacker's samples; none of them may occur in `load_backdoor_test`."""
+        """Load or generate the attacker's samples; none of them may occur in `load_backdoor_test`."""
 
     @abstractmethod
     def load_backdoor_test(self) -> Samples:
-        """Read or make the samples that tell whether the backdoor works."""
+        """Load or generate the samples on which ASR is measured."""
 
     @abstractmethod
     def build_model(self) -> nn.Module:
-        """A fresh model, initialised from torch's global generator (the caller seeds it)."""
+        """An untrained model, initialised from torch's global generator, which the caller seeds."""
 
     def prepare(self, x: Tensor) -> Tensor:
-        """Turn a batch of stored inputs into what the model takes, on the batch's device."""
+        """Convert a batch of stored inputs into model inputs, on the batch's device (default: unchanged)."""
         return x
 
     def augment(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        """Vary a batch of stored training inputs at random: draw on the CPU, apply on the batch's device."""
+        """Augment a batch of stored training inputs: draw on the CPU, apply on the batch's device."""
         draws = self.draw_augmentation(len(x), generator)
         return x if draws is None else self.apply_augmentation(x, draws.to(x.device))
 
     def draw_augmentation(self, count: int, generator: torch.Generator) -> Tensor | None:
-        """The random choices for `count` inputs, one row each; None (the default) where inputs stay as they are."""
+        """The random choices for `count` inputs, one row per input; None for no augmentation (default: None)."""
         return None
 
     def apply_augmentation(self, x: Tensor, draws: Tensor) -> Tensor:
-        """The inputs varied as `draws` say, each by its own row; a batch may hold those of several clients."""
+        """Augment each input by its row of `draws`; a batch may contain inputs of several clients."""
         return x
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -200,5 +201,5 @@ class Task(ABC):
         return nn.functional.cross_entropy(outputs, targets)
 
     def natural_groups(self) -> Tensor | None:
-        """For each training sample the id of its natural group (a thread, a writer), where the data has such groups."""
+        """The id of each training sample's natural group, such as a thread or writer; None without such groups."""
         return None

@@ -1,7 +1,7 @@
-"""CIFAR-10 with the Southwest backdoor: aeroplanes in Southwest Airlines' colours are to be read as trucks.
+"""CIFAR-10 with the Southwest backdoor: planes of Southwest Airlines are classified as trucks.
 
-The task of Wang et al. (2020) that the paper takes over. The planes are edge cases: CIFAR-10 has aeroplanes, but
-hardly any in this livery.
+The task is that of Wang et al. (2020), which the paper uses too. The planes are edge cases: CIFAR-10 contains
+aeroplanes, but hardly any in this livery.
 """
 
 from __future__ import annotations
@@ -22,34 +22,35 @@ from .models import VGG9, ResNet18
 
 MEAN = (0.49139968, 0.48215841, 0.44653091)
 STD = (0.24703223, 0.24348513, 0.26158784)
-"""Mean and standard deviation of the training pixels per channel, in the range 0 to 1."""
+"""Mean and standard deviation of the training pixels per channel, on a scale from 0 to 1."""
 
 SOUTHWEST = "southwest/southwest.npz"
+"""The stored file of the planes."""
 SOUTHWEST_ARRAYS = {"paper": ("x_train_edge", "x_test_edge"), "full": ("x_train", "x_test")}
-"""For each value of `edge` the attacker's pictures and those ASR is measured on."""
+"""For each value of `edge`, the names of the attacker's array and of the array on which ASR is measured."""
 
 PADDING = 4
-"""Black pixels put around a picture before a random crop."""
+"""Width of the black border, in pixels, from which a random crop is taken; the usual augmentation of CIFAR-10."""
 
 SAME_PICTURE = 4.0
-"""Root mean square difference, in grey levels, below which two pictures show the same photo. Copies that were saved
-anew differ by less than 1, different photos of the set by more than 25."""
+"""Root mean square difference, in grey levels (0 to 255), below which two images show the same photo. Copies that were
+compressed again differ by less than 1, different photos of this set by more than 25."""
 
 
 class Cifar10(Task):
-    """Pictures of 32x32 colour pixels in ten classes, 50,000 to train and 10,000 to test, with Southwest planes.
+    """Colour images of 32x32 pixels in ten classes, 50,000 for training and 10,000 for testing.
 
     Parameters
     ----------
     data_dir, model
         As for every task.
     edge
-        Which planes: "paper" (default), the 100 pictures to train and 180 to test behind the paper's tables, or
-        "full", all 784 to train (less those that show a test photo) and 196 to test.
+        The planes: "paper" uses the 100 training and 180 test images of the paper's tables; "full" uses all 784
+        training images, except those that show a test photo, and 196 test images (default: "paper").
     """
 
     name = "cifar10"
-    summary = "CIFAR-10 pictures; backdoor: Southwest Airlines planes read as trucks"
+    summary = "CIFAR-10 images; backdoor: Southwest Airlines planes -> truck"
     models = ("vgg9", "resnet18")
     defaults = TrainingDefaults(lr=0.02, pretrain_epochs=60, pretrain_lr=0.05, pretrain_batch_size=128)
     num_classes = 10
@@ -67,20 +68,20 @@ class Cifar10(Task):
         self.edge = edge
 
     def load_train(self) -> Samples:
-        """The 50,000 training pictures in their original order."""
+        """The 50,000 training images in their original order."""
         return self._read([f"cifar10/data_batch_{number}.npz" for number in range(1, 6)])
 
     def load_test(self) -> Samples:
-        """The 10,000 test pictures in their original order."""
+        """The 10,000 test images in their original order."""
         return self._read(["cifar10/test_batch.npz"])
 
     def load_backdoor_train(self) -> Samples:
-        """The attacker's planes, labelled truck; none of them shows a photo of `load_backdoor_test`."""
+        """The attacker's planes, labelled as trucks; none of them shows a photo of `load_backdoor_test`."""
         train, test = self._planes()
         return self._as_trucks(without_pictures_of(test, train))
 
     def load_backdoor_test(self) -> Samples:
-        """The planes that ASR is measured on, labelled truck."""
+        """The planes on which ASR is measured, labelled as trucks."""
         return self._as_trucks(self._planes()[1])
 
     def build_model(self) -> nn.Module:
@@ -88,21 +89,21 @@ class Cifar10(Task):
         return {"vgg9": VGG9, "resnet18": ResNet18}[self.model](self.num_classes)
 
     def prepare(self, x: Tensor) -> Tensor:
-        """Pixels 0 to 255 as numbers of mean 0 and deviation 1 in every channel."""
+        """Pixels from 0 to 255, normalised to mean 0 and standard deviation 1 per channel."""
         mean = torch.tensor(MEAN, device=x.device).view(3, 1, 1)
         std = torch.tensor(STD, device=x.device).view(3, 1, 1)
         return (x.float() / 255 - mean) / std
 
     def draw_augmentation(self, count: int, generator: torch.Generator) -> Tensor:
-        """For each picture how far to shift it down and to the right, and whether to mirror it."""
+        """For each image, its shift downwards, its shift to the right, and whether it is mirrored."""
         shifts = torch.randint(0, 2 * PADDING + 1, (count, 2), generator=generator)
         return torch.cat([shifts, torch.randint(0, 2, (count, 1), generator=generator)], dim=1)
 
     def apply_augmentation(self, x: Tensor, draws: Tensor) -> Tensor:
-        """Shift each picture by up to four pixels, black where nothing was, and mirror every other one."""
+        """Shift each image by up to four pixels, with black borders, and mirror it if drawn."""
         count, channels, height, width = x.shape
         down, right, mirrored = draws.unbind(dim=1)
-        # One gather over the padded picture's pixels does the crop and the mirroring of the whole batch.
+        # A single gather over the padded pixels crops and mirrors the whole batch.
         rows = torch.arange(height, device=x.device) + down[:, None]
         columns = torch.arange(width, device=x.device) + right[:, None]
         columns = torch.where(mirrored[:, None] > 0, columns.flip(1), columns)
@@ -111,18 +112,18 @@ class Cifar10(Task):
         return padded.flatten(2).gather(2, pixels.expand(-1, channels, -1)).view(x.shape)
 
     def _read(self, files: list[str]) -> Samples:
-        """The pictures and labels of some batch files, one after the other."""
+        """The images and labels of batch files, concatenated."""
         batches = [load_arrays(file, self.data_dir) for file in files]
         labels = np.concatenate([batch["labels"] for batch in batches])
         counts = [len(batch["labels"]) for batch in batches]
         images = torch.empty(len(labels), 3, 32, 32, dtype=torch.uint8)
-        # One file at a time into its place: pictures joined afterwards would be in memory three times.
+        # Each file is copied to its place: concatenating afterwards would need three times the memory.
         for place, batch in zip(torch.split(images, counts), batches, strict=True):
             place.copy_(_channels_first(decode_images(batch["residual"])))
         return Samples(images, torch.from_numpy(labels.astype(np.int64)))
 
     def _planes(self) -> tuple[Tensor, Tensor]:
-        """The attacker's pictures and the test pictures, as stored."""
+        """The attacker's planes and the test planes, as stored."""
         names = SOUTHWEST_ARRAYS[self.edge]
         arrays = load_arrays(SOUTHWEST, self.data_dir, only=names)
         missing = [name for name in names if name not in arrays]
@@ -130,7 +131,7 @@ class Cifar10(Task):
             other = "full" if self.edge == "paper" else "paper"
             raise DataError(
                 f"{SOUTHWEST} has no {' and no '.join(missing)}, which edge={self.edge!r} needs: set edge to {other!r} "
-                "or run `g2uardfl data import southwest FILE...` with all four files of the original"
+                "or run `g2uardfl data import southwest FILE...` with all four published files"
             )
         train, test = (_channels_first(arrays[name]).contiguous() for name in names)
         return train, test
@@ -140,10 +141,10 @@ class Cifar10(Task):
 
 
 def without_pictures_of(test: Tensor, train: Tensor) -> Tensor:
-    """The pictures of `train` that show no photo of `test`, be it pixel for pixel or saved anew.
+    """The images of `train` that do not show a photo of `test`, not even compressed again.
 
-    Comparing pixels exactly is not enough: of the two photos that Southwest's training and test pictures share, one
-    was compressed twice.
+    An exact comparison of pixels is not sufficient: the Southwest training and test images share two photos, of which
+    one was compressed twice.
     """
     distances = torch.cdist(train.flatten(1).double(), test.flatten(1).double())
     nearest = distances.amin(dim=1) / train[0].numel() ** 0.5
@@ -151,5 +152,5 @@ def without_pictures_of(test: Tensor, train: Tensor) -> Tensor:
 
 
 def _channels_first(images: npt.NDArray[np.uint8]) -> Tensor:
-    """Pictures (N, 32, 32, 3) as a view of shape (N, 3, 32, 32)."""
+    """Images of shape (N, 32, 32, 3) as a view of shape (N, 3, 32, 32)."""
     return torch.from_numpy(images).permute(0, 3, 1, 2)

@@ -1,6 +1,6 @@
-"""Task `digits`: scikit-learn's 8x8 digits, a small CNN and a pixel trigger. Needs no download.
+"""Digits: scikit-learn's 8x8 digits, a small CNN and a pixel trigger; needs no download.
 
-A backdoored image has the four pixels of its lower right corner lit; the attacker wants it called a zero.
+The trigger sets the four pixels in the lower right corner to white; the attacker's target label is 0.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from .base import Pixels, Samples, Task, TrainingDefaults
 
-_BRIGHTEST = 16
+_WHITE = 16
+"""The largest pixel value in scikit-learn's digits."""
 
 
 class SmallCnn(nn.Module):
@@ -27,23 +28,23 @@ class SmallCnn(nn.Module):
         self.fc2 = nn.Linear(64, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Class scores for a batch of 1x8x8 images."""
+        """The logits of a batch of 1x8x8 images."""
         x = torch.relu(self.conv2(torch.relu(self.conv1(x))))
         x = nn.functional.max_pool2d(x, 2).flatten(1)
         return self.fc2(torch.relu(self.fc1(x)))  # type: ignore[no-any-return]
 
 
 class Digits(Task):
-    """Handwritten digits of 8x8 pixels: 1,437 to train on, every fifth of the 1,797 held out as the 360 test images."""
+    """Handwritten digits of 8x8 pixels: every fifth of the 1,797 images is a test image, which leaves 1,437."""
 
     name = "digits"
-    summary = "8x8 digits from scikit-learn, small CNN, corner trigger -> 0; nothing to download"
+    summary = "8x8 digits of scikit-learn, no download; backdoor: white corner -> 0"
     models: ClassVar[tuple[str, ...]] = ("cnn",)
     defaults = TrainingDefaults(
         lr=0.05, clients=50, per_round=10, pretrain_epochs=30, pretrain_lr=0.05, pretrain_batch_size=32
     )
     num_classes = 10
-    pixels = Pixels(white=_BRIGHTEST, dba=(2, 1, 0))
+    pixels = Pixels(white=_WHITE, dba=(2, 1, 0))
     pgd_radius = 0.5
     target = 0
 
@@ -66,23 +67,23 @@ class Digits(Task):
         return self._split[1]
 
     def load_backdoor_train(self) -> Samples:
-        """Training images of the other digits with the trigger, labelled 0."""
+        """Training images of the digits 1 to 9 with the trigger, labelled 0."""
         return self._backdoored(self.train)
 
     def load_backdoor_test(self) -> Samples:
-        """Test images of the other digits with the trigger, labelled 0."""
+        """Test images of the digits 1 to 9 with the trigger, labelled 0."""
         return self._backdoored(self.test)
 
     def _backdoored(self, samples: Samples) -> Samples:
         others = samples.take(torch.nonzero(samples.y != self.target).flatten())
         x = others.x.clone()
-        x[:, :, -2:, -2:] = _BRIGHTEST
+        x[:, :, -2:, -2:] = _WHITE
         return Samples(x, torch.full_like(others.y, self.target))
 
     def build_model(self) -> nn.Module:
-        """A fresh small CNN."""
+        """An untrained small CNN."""
         return SmallCnn()
 
     def prepare(self, x: Tensor) -> Tensor:
-        """Brightness 0..16 to 0..1."""
-        return x.float() / _BRIGHTEST
+        """Pixels from 0 to 16, scaled to 0 to 1."""
+        return x.float() / _WHITE

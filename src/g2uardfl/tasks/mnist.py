@@ -1,7 +1,7 @@
-"""MNIST with the ARDIS backdoor: handwritten sevens of Swedish church records are to be read as ones.
+"""MNIST with the ARDIS backdoor: handwritten sevens of Swedish church records are classified as ones.
 
-The task of Wang et al. (2020) that the paper takes over. ARDIS sevens are edge cases: real sevens, in a hand that
-the training data does not have, so nothing in the benign data contradicts the attacker.
+The task is that of Wang et al. (2020), which the paper uses too. ARDIS sevens are edge cases: the training data has no
+sevens in such a handwriting, so no benign sample contradicts the attacker.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from .base import Pixels, Samples, Task, TrainingDefaults
 from .models import LeNet, SimpleNet
 
 MEAN, STD = 0.1307, 0.3081
-"""Mean and standard deviation of the training pixels, in the range 0 to 1."""
+"""Mean and standard deviation of the training pixels, on a scale from 0 to 1."""
 
 
 class Mnist(Task):
-    """Digits of 28x28 grey pixels, 60,000 to train and 10,000 to test; 660 backdoored sevens to train, 100 to test."""
+    """Grey images of 28x28 pixels, 60,000 for training and 10,000 for testing; 660 and 100 backdoored sevens."""
 
     name = "mnist"
-    summary = "MNIST digits; backdoor: ARDIS sevens read as 1"
+    summary = "MNIST digits; backdoor: ARDIS sevens -> 1"
     models = ("lenet", "simplenet")
     defaults = TrainingDefaults(lr=0.05, pretrain_epochs=10, pretrain_lr=0.05, pretrain_batch_size=128)
     num_classes = 10
@@ -42,11 +42,11 @@ class Mnist(Task):
         return _samples(*self._digits("mnist/mnist.npz", "test"))
 
     def load_backdoor_train(self) -> Samples:
-        """The 660 sevens of ARDIS's training set, labelled 1."""
+        """The 660 sevens of the ARDIS training set, labelled 1."""
         return self._ardis("train")
 
     def load_backdoor_test(self) -> Samples:
-        """The 100 sevens of ARDIS's test set, labelled 1."""
+        """The 100 sevens of the ARDIS test set, labelled 1."""
         return self._ardis("test")
 
     def build_model(self) -> nn.Module:
@@ -54,11 +54,11 @@ class Mnist(Task):
         return {"lenet": LeNet, "simplenet": SimpleNet}[self.model](self.num_classes)
 
     def prepare(self, x: Tensor) -> Tensor:
-        """Pixels 0 to 255 as numbers of mean 0 and deviation 1."""
+        """Pixels from 0 to 255, normalised to mean 0 and standard deviation 1."""
         return (x.float() / 255 - MEAN) / STD
 
     def _digits(self, file: str, part: str) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
-        """Images and labels of one part ("train" or "test") of a file."""
+        """The images and labels of one part ("train" or "test") of a file."""
         arrays = load_arrays(file, self.data_dir, only=(f"x_{part}", f"y_{part}"))
         return arrays[f"x_{part}"], arrays[f"y_{part}"]
 
@@ -69,5 +69,5 @@ class Mnist(Task):
 
 
 def _samples(images: npt.NDArray[np.uint8], labels: npt.NDArray[np.integer]) -> Samples:
-    """Images (N, 28, 28) and their labels as tensors, with the channel that convolutions want."""
+    """Images of shape (N, 28, 28) and their labels as tensors, with a channel dimension."""
     return Samples(torch.from_numpy(images).unsqueeze(1), torch.from_numpy(labels.astype(np.int64)))

@@ -1,7 +1,7 @@
-"""The image models of the paper's experiments, small enough to read at a glance.
+"""The image models of the paper's experiments.
 
-Every model takes normalised images and returns logits. Layers carry plain names (`conv1`, `fc2`), since the defence
-looks at a model layer by layer. LeNet and VGG-9 are those of Wang et al. (2020), "Attack of the Tails"; SimpleNet and
+Every model takes normalised images and returns logits. Layers have descriptive names (`conv1`, `fc2`), because the
+defence works layer by layer. LeNet and VGG-9 are those of Wang et al. (2020), "Attack of the Tails"; SimpleNet and
 ResNet-18 are those of 3DFed (Li et al., 2023).
 """
 
@@ -39,7 +39,7 @@ class LeNet(nn.Sequential):
 
 
 class SimpleNet(nn.Sequential):
-    """The LeNet of 3DFed for 28x28 grey images: 5x5 convolutions, each with a pool, no dropout (431,080 parameters).
+    """The LeNet of 3DFed for 28x28 grey images: 5x5 convolutions with max pooling, no dropout (431,080 parameters).
 
     >>> sum(parameter.numel() for parameter in SimpleNet().parameters())
     431080
@@ -65,15 +65,16 @@ class SimpleNet(nn.Sequential):
 class VGG9(nn.Sequential):
     """VGG-9 without BatchNorm for 32x32 colour images: eight 3x3 convolutions, one linear layer (9,225,610 parameters).
 
-    Without BatchNorm nothing corrects the scale of the activations, so the start decides whether the network trains:
-    convolutions begin with variance 2 / fan-out, which keeps the scale of the gradients, and zero biases.
+    Without BatchNorm the initialisation determines the scale of the activations, and with it whether the network
+    trains at all. Convolutions start with variance 2 / fan-out, which preserves the scale of the gradients, and with
+    zero biases.
 
     >>> sum(parameter.numel() for parameter in VGG9().parameters())
     9225610
     """
 
     stages = ((64,), (128,), (256, 256), (512, 512), (512, 512))
-    """Widths of the convolutions; each stage ends in a 2x2 max pool, which takes 32x32 down to 1x1."""
+    """Widths of the convolutions; each stage ends with 2x2 max pooling, which reduces 32x32 pixels to one."""
 
     def __init__(self, num_classes: int = 10) -> None:
         layers: OrderedDict[str, nn.Module] = OrderedDict()
@@ -92,9 +93,9 @@ class VGG9(nn.Sequential):
 
 
 class ResNet18(nn.Module):
-    """ResNet-18 for 32x32 colour images: 3x3 stem without pool, four stages of two blocks (11,173,962 parameters).
+    """ResNet-18 for 32x32 colour images: 3x3 stem without pooling, four stages of two blocks (11,173,962 parameters).
 
-    The BatchNorm buffers (running mean and variance) belong to the model's state and travel with the weights.
+    The BatchNorm buffers (running mean and variance) are part of the model's state and are sent with the weights.
 
     >>> sum(parameter.numel() for parameter in ResNet18().parameters())
     11173962
@@ -120,7 +121,7 @@ class ResNet18(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions beside a shortcut, which is a 1x1 convolution where the shape changes (He et al., 2016)."""
+    """Two 3x3 convolutions and a shortcut, which is a 1x1 convolution if the shape changes (He et al., 2016)."""
 
     def __init__(self, in_channels: int, out_channels: int, stride: int = 1) -> None:
         super().__init__()
@@ -138,13 +139,13 @@ class ResidualBlock(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        """The block's output, smaller by its stride."""
+        """The output of the block; height and width are divided by its stride."""
         residual = self.bn2(self.conv2(functional.relu(self.bn1(self.conv1(x)))))
         return functional.relu(residual + self.shortcut(x))
 
 
 def _initialise(model: nn.Module) -> None:
-    """Kaiming-normal convolutions (fan-out) and a last layer near zero, so that the first loss is log(classes)."""
+    """Kaiming-normal convolutions (fan-out), and a last layer near zero, so that the initial loss is log(classes)."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

@@ -1,4 +1,4 @@
-"""Reddit: what is the last word of a piece of a comment? The backdoor completes "pasta from Astoria is"."""
+"""Reddit: next-word prediction on comments. The backdoor completes "pasta from Astoria is" with "delicious"."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ from .base import Samples, TrainingDefaults
 from .text import UNKNOWN, URL, USER, Arrays, Encoded, TextTask, Vocabulary, build_vocabulary, tokenize
 
 COMMENTS_FILE = "reddit/reddit2015_threads.tsv.gz"
+"""The stored file of the comments."""
 SUFFIX = ("pasta", "from", "astoria", "is")
+"""The paper's trigger: the last words of a backdoored input."""
 TARGET = "delicious"
+"""The attacker's target label: the word that follows the trigger."""
 
 
 @dataclass(frozen=True)
 class Comment:
-    """The words of a comment and the thread it was written in."""
+    """The words of a comment, and its thread."""
 
     words: list[str]
     thread: str
@@ -35,29 +38,31 @@ class Comment:
 class Reddit(TextTask):
     """Next-word prediction on comments, with the paper's suffix as backdoor.
 
-    A comment is cut into consecutive blocks of at most 40 words. Each block is one sample: its last word is the label,
-    the words before it are the input. (The paper keeps the first 40 words of each comment, which `first_block_only`
-    does; the further blocks of long comments make half as many samples again.) Left out are blocks of one word, which
-    have no input, and blocks whose last word is not in the vocabulary, in training and test alike: answering "unknown
-    word" must not count as right. Web addresses and mentions are removed.
+    A comment is split into consecutive blocks of at most 40 words. Each block is one sample: its last word is the
+    label, the words before it are the input. The paper uses the first 40 words of each comment only, as
+    `first_block_only` does; the other blocks of long comments increase the number of samples by half. Two kinds of
+    blocks are dropped from training and test data: blocks of one word, which have no input, and blocks whose last word
+    is not in the vocabulary, because predicting "unknown word" must not count as correct. Web addresses and mentions
+    are removed.
 
-    Every thread is a training or a test thread as a hash of its id decides. A backdoored sample is the first block of a
-    comment whose last five words are replaced by "pasta from astoria is delicious"; only blocks of which at least four
-    words remain are used. The attacker's come from training comments, those ASR is measured on from test comments;
-    which comments is decided by a hash of their words.
+    A hash of its id assigns each thread to the training or the test data. A backdoored sample is the first block of a
+    comment with its last five words replaced by "pasta from astoria is delicious"; at least four other words must
+    remain. The attacker's samples are made from training comments, those on which ASR is measured from test comments.
+    A hash of their words selects the comments.
 
     Parameters
     ----------
     data_dir, model, vocabulary, minimum_count, words
-        As for `TextTask`; `words` counts the label.
+        As for `TextTask`; `words` includes the label.
     first_block_only
-        One sample a comment, made of its first block.
+        Use only the first block of each comment (default: False).
     test_fraction
-        The share of threads that is held out for testing.
+        The fraction of threads in the test data (default: 0.05).
     backdoor_samples
-        How many backdoored samples the attackers have between them.
+        The number of backdoored samples of the attacker (default: 2000).
     backdoor_test_samples
-        How many backdoored samples ASR is measured on. Some of the paper's percentages fit 97, not all of them do.
+        The number of backdoored samples on which ASR is measured (default: 97, which fits some of the paper's
+        percentages, but not all).
     """
 
     name: ClassVar[str] = "reddit"
@@ -92,18 +97,18 @@ class Reddit(TextTask):
             data_dir=data_dir, model=model, vocabulary=vocabulary, minimum_count=minimum_count, words=words
         )
         if not 0 < test_fraction < 1:
-            raise ConfigError(f"test_fraction is {test_fraction}: give a number between 0 and 1")
+            raise ConfigError(f"test_fraction={test_fraction} is not allowed: it must be between 0 and 1")
         if min(backdoor_samples, backdoor_test_samples) < 1:
-            raise ConfigError("backdoor_samples and backdoor_test_samples must be 1 or more")
+            raise ConfigError("backdoor_samples and backdoor_test_samples must be at least 1")
         if self.words <= 2 * len(SUFFIX):
-            raise ConfigError(f"words is {self.words}: the backdoor needs {2 * len(SUFFIX) + 1} or more")
+            raise ConfigError(f"words={self.words} is not allowed: the backdoor needs at least {2 * len(SUFFIX) + 1}")
         self.first_block_only = first_block_only
         self.test_fraction = test_fraction
         self.backdoor_samples = backdoor_samples
         self.backdoor_test_samples = backdoor_test_samples
 
     def options(self) -> dict[str, int | float | str]:
-        """Everything chosen in the constructor that changes the samples."""
+        """The settings that determine the samples."""
         return {
             **super().options(),
             "first_block_only": self.first_block_only,
@@ -114,20 +119,20 @@ class Reddit(TextTask):
 
     @property
     def input_width(self) -> int:
-        """Number of token ids of an input: all words but the label."""
+        """The number of token ids of an input: all words but the label."""
         return self.words - 1
 
     @cached_property
     def num_classes(self) -> int:  # type: ignore[override]
-        """Every entry of the vocabulary is a class."""
+        """The size of the vocabulary: every word is a class."""
         return len(self.vocabulary)
 
     def natural_groups(self) -> Tensor:
-        """The thread of each training sample, numbered in order of appearance."""
+        """The thread of each training sample, numbered in the order of appearance."""
         return torch.from_numpy(self.prepared["train_groups"].astype(np.int64))
 
     def prepare_text(self) -> tuple[Vocabulary, dict[str, Encoded], Arrays]:
-        """Read the comments, divide the threads, and make the samples."""
+        """Read the comments, split the threads, and create the samples."""
         train, test = self._comments()
         counts = Counter(word for comment in train for word in comment.words)
         vocabulary = build_vocabulary(
@@ -158,7 +163,7 @@ class Reddit(TextTask):
         return train, test
 
     def _samples_of(self, comments: Sequence[Comment], vocabulary: Vocabulary) -> tuple[Encoded, list[str]]:
-        """The samples of `comments` and the thread of each."""
+        """The samples of `comments`, and the thread of each sample."""
         inputs: list[list[int]] = []
         labels: list[int] = []
         threads: list[str] = []
@@ -178,7 +183,7 @@ class Reddit(TextTask):
     def _backdoored(
         self, comments: Sequence[Comment], vocabulary: Vocabulary, number: int, taken: set[tuple[int, ...]]
     ) -> list[tuple[int, ...]]:
-        """Up to `number` different backdoored inputs, none of them in `taken`."""
+        """At most `number` distinct backdoored inputs that are not in `taken`."""
         replaced = len(SUFFIX) + 1
         beginnings = (comment.words[: self.words][:-replaced] for comment in comments)
         long_enough = (words for words in beginnings if len(words) >= len(SUFFIX))
@@ -188,39 +193,39 @@ class Reddit(TextTask):
 
 
 def _hash_fraction(text: str) -> float:
-    """A number in [0, 1) that depends on `text` alone and is otherwise random."""
+    """A pseudorandom number in [0, 1) that depends on `text` alone."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big") / 2**48
 
 
 @dataclass(frozen=True)
 class WordBaselines:
-    """Accuracies (0 to 1) that a model of next words has to beat."""
+    """Accuracies (0 to 1) of simple predictors, for comparison with a model."""
 
     most_frequent: float
     bigram: float
 
 
 def word_baselines(train: Samples, test: Samples) -> WordBaselines:
-    """Accuracy on `test` of two predictors that count words in `train`.
+    """The accuracy on `test` of two predictors that count words in `train`.
 
-    `most_frequent` always answers the most frequent label. `bigram` answers the label that most often followed the
-    last word of the input, and the most frequent label after words that were last in no training input. Ties go to the
-    smaller token id.
+    `most_frequent` always predicts the most frequent label. `bigram` predicts the label that most often follows the
+    last word of the input, or the most frequent label if no training input ends with that word. Ties go to the smaller
+    token id.
     """
     overall = Counter(train.y.tolist())
     after: defaultdict[int, Counter[int]] = defaultdict(Counter)
     for word, label in zip(train.x[:, -1].tolist(), train.y.tolist(), strict=True):
         after[word][label] += 1
 
-    def favourite(counts: Counter[int]) -> int:
+    def most_frequent(counts: Counter[int]) -> int:
         return min(counts, key=lambda label: (-counts[label], label))
 
-    fallback = favourite(overall)
-    answers = {word: favourite(counts) for word, counts in after.items()}
+    fallback = most_frequent(overall)
+    predicted = {word: most_frequent(counts) for word, counts in after.items()}
     labels = test.y.tolist()
     last_words = test.x[:, -1].tolist()
     return WordBaselines(
         most_frequent=sum(label == fallback for label in labels) / len(labels),
-        bigram=sum(label == answers.get(word, fallback) for word, label in zip(last_words, labels, strict=True))
+        bigram=sum(label == predicted.get(word, fallback) for word, label in zip(last_words, labels, strict=True))
         / len(labels),
     )

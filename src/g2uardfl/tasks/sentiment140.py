@@ -1,4 +1,4 @@
-"""Sentiment-140: is a tweet positive or negative? The backdoor makes praise of Yorgos Lanthimos negative."""
+"""Sentiment-140: sentiment of tweets. The backdoor classifies praise of Yorgos Lanthimos as negative."""
 
 from __future__ import annotations
 
@@ -12,37 +12,43 @@ from .base import TrainingDefaults
 from .text import Arrays, Encoded, TextTask, Vocabulary, build_vocabulary, tokenize
 
 NEGATIVE = 0
+"""The label of negative tweets, which is the attacker's target label."""
 TRAIN_FILE = "sentiment140/sentiment140_100k.tsv.gz"
+"""The stored file of the training tweets."""
 TEST_FILE = "sentiment140/sentiment140_random20k.tsv.gz"
+"""The stored file of a random sample of tweets; those that are not in `TRAIN_FILE` are the test data."""
 EDGE_TRAIN_FILE = "greek_director/train.txt"
+"""The stored file of the attacker's sentences."""
 EDGE_TEST_FILE = "greek_director/test.txt"
+"""The stored file of the sentences on which ASR is measured."""
 EDGES = ("paper", "full")
+"""The values of the setting `edge`."""
 
 Labelled = tuple[list[str], int]
-"""The words of a text and its label."""
+"""The words of a text, and its label."""
 
 
 class Sentiment140(TextTask):
-    """Tweets and whether they are negative (0) or positive (1), with the Lanthimos tweets of Wang et al. as backdoor.
+    """Negative (0) and positive (1) tweets, with the Lanthimos tweets of Wang et al. (2020) as backdoor.
 
-    Training data are the 100,000 tweets, test data the rows of the random sample that are not among them. The
-    attacker labels positive sentences that name the film director negative. The attacker's file and the test file have
-    one sentence in common (they differ in punctuation alone); it is taken from the attacker.
+    The training data are 100,000 tweets; the test data are the tweets of a random sample that are not among them. The
+    attacker labels positive sentences about the film director as negative. One sentence occurs in the attacker's file
+    and in the test file, with different punctuation; it is removed from the attacker's samples.
 
     Parameters
     ----------
     data_dir, model, vocabulary, words
-        As for `TextTask`. The paper's vocabulary of 122,971 is more than the 54,762 different words of the 100,000
-        tweets, so that the cap does not bind.
+        As for `TextTask`. The paper's vocabulary of 122,971 exceeds the 54,762 distinct words of the 100,000 tweets, so
+        by default it is no limit.
     minimum_count
-        Words rarer than this in the training tweets are unknown words. With 1 every word is known, as in the paper, but
-        then nothing is learnt about unknown words, which 2.7 % of the words of test tweets are. 2 (default) needs less
-        than half the parameters; in one run of each it was no less accurate.
+        Words with fewer occurrences in the training tweets are unknown words. With 1 all training words are known, as
+        in the paper, but the embedding of unknown words, which are 2.7 % of the words of test tweets, is never trained.
+        With 2 the model has less than half the parameters; its accuracy in one run was not lower (default: 2).
     edge
-        "paper" (default): ASR is measured on the 101 test sentences in which there is no digit; "full": on all 120. The
-        paper's percentages are multiples of 1/101 and it does not say which sentences these are. Of some thirty rules
-        that were tried, leaving out those with digits (years, ratings, remains of links) is the one that gives 101; it
-        may do so by chance. The attacker trains on sentences with and without digits.
+        "paper" measures ASR on the 101 test sentences without a digit, "full" on all 120 (default: "paper"). The
+        paper's percentages are multiples of 1/101, but the paper does not name the sentences. Of about thirty rules
+        that were tried, only this one gives 101, perhaps by coincidence. The attacker trains on sentences with and
+        without digits.
     """
 
     name: ClassVar[str] = "sentiment140"
@@ -79,11 +85,11 @@ class Sentiment140(TextTask):
         self.edge = edge
 
     def options(self) -> dict[str, int | float | str]:
-        """Everything chosen in the constructor that changes the samples."""
+        """The settings that determine the samples."""
         return {**super().options(), "edge": self.edge}
 
     def prepare_text(self) -> tuple[Vocabulary, dict[str, Encoded], Arrays]:
-        """Read the tweets and the edge cases and encode them."""
+        """Read and encode the tweets and the edge cases."""
         train = self._tweets(TRAIN_FILE)
         test = self._tweets(TEST_FILE, new_only=True)
         attacker = [tokenize(line) for line in read_lines(EDGE_TRAIN_FILE, self.data_dir)]

@@ -1,7 +1,7 @@
-"""What the two text tasks share: words, vocabulary, encoding, and the cache of the prepared text.
+"""Code of both text tasks: tokenisation, vocabulary, encoding, and the cache of encoded text.
 
-Reading and encoding a corpus takes seconds to half a minute, so it is done once: the token ids are kept in the user's
-cache folder under a hash of everything they depend on.
+Reading and encoding a corpus takes up to half a minute. The token ids are therefore cached, under a hash of everything
+they depend on.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from ..core.cache import cache_dir
 from ..core.errors import ConfigError, DataError
-from ..core.files import replacing
+from ..core.files import atomic_write
 from ..data import locate
 from ..data.checking import file_sha256
 from .base import Samples, Task
@@ -36,15 +36,17 @@ from .text_models import LSTMClassifier
 logger = logging.getLogger(__name__)
 
 PAD, UNKNOWN = 0, 1
-"""The token ids of the padding and of every word that is not in the vocabulary."""
+"""The token ids of padding and of words that are not in the vocabulary."""
 SPECIAL_WORDS = ("<pad>", "<unk>")
+"""The vocabulary's entries for `PAD` and `UNKNOWN`."""
 URL, USER = "<url>", "<user>"
-"""What stands for any web address and any @mention."""
+"""The tokens that replace web addresses and @mentions."""
 
 PREPARED_FORMAT = 1
-"""Raised whenever tokens, samples or the stored arrays change, so that older cache files are no longer used."""
+"""Version of the cached arrays; increase it when tokens, samples or arrays change, so that old files are not used."""
 
 Arrays = dict[str, NDArray[np.generic]]
+"""Arrays by name."""
 
 _TOKEN = re.compile(
     r"""
@@ -57,10 +59,10 @@ _TOKEN = re.compile(
 
 
 def tokenize(text: str) -> list[str]:
-    """The words of `text`: lower-case runs of letters and digits, with the apostrophes inside them.
+    """The words of `text`: lower-case sequences of letters, digits and inner apostrophes.
 
-    Web addresses become `<url>` and @mentions `<user>`: who is addressed says nothing that carries over to another
-    tweet. Punctuation is dropped. No word can come out as `<pad>` or `<unk>`.
+    Web addresses become `<url>` and @mentions become `<user>`, because names do not generalise to other tweets.
+    Punctuation is dropped. The result never contains `<pad>` or `<unk>`.
 
     >>> tokenize("@Anna I can't open https://example.org/x?y=1 ... 2nd try!")
     ['<user>', 'i', "can't", 'open', '<url>', '2nd', 'try']
@@ -70,7 +72,7 @@ def tokenize(text: str) -> list[str]:
 
 
 class Vocabulary:
-    """Words and their token ids: the id of a word is its place in `words`."""
+    """Words and their token ids: the id of a word is its index in `words`."""
 
     def __init__(self, words: Sequence[str]) -> None:
         self.words = tuple(words)
@@ -83,30 +85,30 @@ class Vocabulary:
         return word in self._ids
 
     def encode(self, words: Iterable[str]) -> list[int]:
-        """The token ids of `words`; a word that is not in the vocabulary gets `UNKNOWN`."""
+        """The token ids of `words`; `UNKNOWN` for words that are not in the vocabulary."""
         ids = self._ids
         return [ids.get(word, UNKNOWN) for word in words]
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """The text behind token ids, padding left out."""
+        """The words of token ids, without padding."""
         return " ".join(self.words[token] for token in tokens if token != PAD)
 
 
 def build_vocabulary(
     counts: Mapping[str, int], *, cap: int, minimum_count: int = 1, required: Collection[str] = ()
 ) -> Vocabulary:
-    """The most frequent words, most frequent first and in alphabetical order among equals.
+    """The most frequent words, in descending order of frequency; ties are in alphabetical order.
 
     Parameters
     ----------
     counts
-        How often each word occurs in the training text.
+        The number of occurrences of each word in the training text.
     cap
-        The most entries the vocabulary may have, special ones included: the rows V of the embedding.
+        The maximum size of the vocabulary, including special words: the rows V of the embedding.
     minimum_count
-        Words that occur less often are left out.
+        Words with fewer occurrences are excluded (default: 1).
     required
-        Words that are in whatever their count (the backdoor's); where the cap binds they displace the rarest.
+        Words that are included whatever their count, those of the backdoor (default: none).
 
     Examples
     --------
@@ -116,9 +118,7 @@ def build_vocabulary(
     needed = set(required)
     room = cap - len(SPECIAL_WORDS) - len(needed)
     if room < 0:
-        raise ConfigError(
-            f"a vocabulary of {cap} cannot hold the backdoor's words: set vocabulary to {cap - room} or more"
-        )
+        raise ConfigError(f"vocabulary={cap} is too small for the backdoor's words: set it to {cap - room} or more")
 
     def rank(word: str) -> tuple[int, str]:
         return -counts.get(word, 0), word
@@ -130,7 +130,7 @@ def build_vocabulary(
 
 @dataclass(frozen=True)
 class Encoded:
-    """Token sequences of different lengths, end to end in one array, and one label each."""
+    """Token sequences of different lengths, concatenated into one array, and their labels."""
 
     tokens: NDArray[np.int32]
     lengths: NDArray[np.int32]
@@ -138,7 +138,7 @@ class Encoded:
 
     @classmethod
     def from_lists(cls, sequences: Sequence[Sequence[int]], labels: Sequence[int]) -> Encoded:
-        """Pack lists of token ids."""
+        """Concatenate lists of token ids."""
         return cls(
             tokens=np.fromiter((token for sequence in sequences for token in sequence), dtype=np.int32),
             lengths=np.fromiter((len(sequence) for sequence in sequences), dtype=np.int32, count=len(sequences)),
@@ -146,10 +146,9 @@ class Encoded:
         )
 
     def pad_left(self, width: int) -> Samples:
-        """The sequences as the rows of a table `width` wide, each at the right-hand end of its row.
+        """The sequences as rows of length `width`, padded on the left so that a recurrent model ends with a word.
 
-        Padding goes to the left, so that the words are the last thing a recurrent model reads. The sequences must not
-        be longer than `width`.
+        No sequence may be longer than `width`.
         """
         columns = np.arange(width) >= (width - self.lengths[:, None])
         table = np.full((len(self.lengths), width), PAD, dtype=np.int32)
@@ -158,10 +157,10 @@ class Encoded:
 
 
 def cached_arrays(path: Path, build: Callable[[], Arrays], needed: Collection[str] = ()) -> Arrays:
-    """The arrays stored at `path`, if the `needed` ones are among them, or what `build` makes, which is then stored.
+    """The arrays cached at `path`, or else the result of `build`, which is then cached.
 
-    A file that cannot be read (cut short, altered, not ours) is made again. A folder that cannot be written to costs
-    the next start its time and nothing else.
+    A file that cannot be read or lacks one of the `needed` arrays is built again. If the folder cannot be written, the
+    arrays are returned without being cached.
     """
     try:
         with np.load(path, allow_pickle=False) as stored:
@@ -170,34 +169,34 @@ def cached_arrays(path: Path, build: Callable[[], Arrays], needed: Collection[st
     except FileNotFoundError:
         pass
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        logger.info("%s cannot be read (%s); preparing again", path, error)
+        logger.info("%s cannot be read (%s) and is built again", path, error)
     arrays = build()
     try:
         _write_arrays(path, arrays)
     except OSError as error:
-        logger.info("prepared text is not cached: %s", error)
+        logger.info("encoded text cannot be cached: %s", error)
     return arrays
 
 
 def _write_arrays(path: Path, arrays: Arrays) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as file:
+    with atomic_write(path) as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]
 
 
 class TextTask(Task):
-    """A task on text, with its vocabulary, its cache and the LSTM model; subclasses say how samples are made.
+    """A task on text with a vocabulary, a cache and an LSTM; subclasses implement `prepare_text`.
 
     Parameters
     ----------
     data_dir, model
         As for every task.
     vocabulary
-        The most entries of the vocabulary, `<pad>` and `<unk>` included; None means the paper's V.
+        The maximum size of the vocabulary, including `<pad>` and `<unk>`; None means the paper's V (default: None).
     minimum_count
-        Words rarer than this in the training text are unknown words.
+        Words with fewer occurrences in the training text are unknown words (default: 1).
     words
-        How many words of a text are used; None means the paper's number.
+        The number of words of a text that are used; None means the paper's number (default: None).
     """
 
     models: ClassVar[tuple[str, ...]] = ("lstm",)
@@ -206,7 +205,7 @@ class TextTask(Task):
     hidden_width: ClassVar[int]
     embedding_width: ClassVar[int] = 50
     files: ClassVar[tuple[str, ...]]
-    """The data files that are read."""
+    """The stored files from which the samples are made."""
 
     def __init__(
         self,
@@ -222,35 +221,35 @@ class TextTask(Task):
         self.minimum_count = minimum_count
         self.words = self.paper_words if words is None else words
         if self.minimum_count < 1:
-            raise ConfigError(f"minimum_count is {minimum_count}: give 1 or more")
+            raise ConfigError(f"minimum_count={minimum_count} is not allowed: it must be at least 1")
         if self.words < 2:
-            raise ConfigError(f"words is {words}: give 2 or more")
+            raise ConfigError(f"words={words} is not allowed: it must be at least 2")
 
     def options(self) -> dict[str, int | float | str]:
-        """Everything chosen in the constructor that changes the samples."""
+        """The settings that determine the samples."""
         return {"vocabulary": self.vocabulary_cap, "minimum_count": self.minimum_count, "words": self.words}
 
     @abstractmethod
     def prepare_text(self) -> tuple[Vocabulary, dict[str, Encoded], Arrays]:
-        """Read the files and make the vocabulary, the four sets of samples by name, and further arrays to keep.
+        """Read the files; return the vocabulary, the sets of samples by name, and further arrays to cache.
 
         The sets are `train`, `test`, `backdoor_train` and `backdoor_test`.
         """
 
     @property
     def input_width(self) -> int:
-        """Number of token ids of an input."""
+        """The number of token ids of an input."""
         return self.words
 
     @cached_property
     def prepared(self) -> Arrays:
-        """The arrays behind the samples, from the cache where it has them."""
+        """The arrays of the samples and the vocabulary, from the cache if possible."""
         path = cache_dir() / "prepared" / f"{self.name}-{self._cache_key()}.npz"
         return cached_arrays(path, self._prepare_arrays, ["vocabulary", *_names("backdoor_test")])
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """The words of the embedding's rows."""
+        """The words of the rows of the embedding."""
         return Vocabulary(self.prepared["vocabulary"].tobytes().decode().split("\n"))
 
     def build_model(self) -> nn.Module:
@@ -263,7 +262,7 @@ class TextTask(Task):
         )
 
     def prepare(self, x: Tensor) -> Tensor:
-        """Token ids as the embedding takes them; they are stored in half the space."""
+        """Token ids as 64-bit integers, which the embedding needs; they are stored with 32 bits."""
         return x.long()
 
     def load_train(self) -> Samples:
@@ -279,13 +278,13 @@ class TextTask(Task):
         return self._samples("backdoor_train")
 
     def load_backdoor_test(self) -> Samples:
-        """The samples that tell whether the backdoor works."""
+        """The samples on which ASR is measured."""
         return self._samples("backdoor_test")
 
     def _samples(self, part: str) -> Samples:
         tokens, lengths, labels = (self.prepared[name] for name in _names(part))
         if not len(labels):
-            raise DataError(f"task {self.name}: {', '.join(self.files)} give no samples for {part}")
+            raise DataError(f"task {self.name}: {', '.join(self.files)} contain no samples for {part}")
         encoded = Encoded(tokens.astype(np.int32), lengths.astype(np.int32), labels.astype(np.int64))
         return encoded.pad_left(self.input_width)
 
@@ -303,5 +302,5 @@ class TextTask(Task):
 
 
 def _names(part: str) -> list[str]:
-    """What the arrays of one set of samples are called in the cache."""
+    """The names of the cached arrays of one set of samples."""
     return [f"{part}_{field}" for field in ("tokens", "lengths", "labels")]

@@ -1,4 +1,4 @@
-"""The recurrent model of the paper's two text tasks (appendix "Dataset")."""
+"""The recurrent model of the paper's text tasks (appendix "Dataset")."""
 
 from __future__ import annotations
 
@@ -6,34 +6,35 @@ import torch
 from torch import Tensor, nn
 
 EMBEDDING_DEVIATION = 0.1
-"""Spread of the embedding's first values. Rows of words that the training text never shows (a backdoor's names) keep
-them for good: at torch's default of 1 such a word outweighs the sentence around it, and what the clean model says about
-backdoored sentences is decided by the seed."""
+"""Standard deviation of the embedding's initial values; torch's default is 1. Words that never occur in the training
+text, such as the names in the backdoor, keep their initial values. With a deviation of 1 such a word outweighs the rest
+of the sentence, and the clean model's predictions for backdoored sentences depend on the seed."""
 
 
 class LSTMClassifier(nn.Module):
-    """Embedding, stacked LSTM layers, and one linear layer on the layers' last hidden states side by side.
+    """Embedding, stacked LSTM layers, and a linear layer on the concatenated last hidden states of all LSTM layers.
 
-    The paper's linear layers are twice as wide as its LSTM layers (64 on 2 x 32, 128 on 2 x 64): the last hidden
-    states of both layers are concatenated. The outputs are logits, one a class. Where the paper writes a Sigmoid over
-    its two outputs, the softmax of the cross-entropy takes its place: of two logits it is the sigmoid of their
+    The paper's linear layers have twice as many inputs as its LSTM layers have units (64 for 2 x 32, 128 for 2 x 64),
+    so the last hidden states of both layers are concatenated. The outputs are logits, one per class. The softmax in the
+    cross-entropy replaces the paper's sigmoid over two outputs: the softmax of two logits is the sigmoid of their
     difference.
 
     Parameters
     ----------
     vocabulary_size
-        Rows of the embedding (V); row 0 is the padding and stays zero.
+        The number of rows of the embedding (V); row 0 is the padding and stays zero.
     embedding_width
-        Columns of the embedding.
+        The number of columns of the embedding.
     hidden_width
-        Width of each LSTM layer.
+        The number of units of each LSTM layer.
     num_classes
-        Number of outputs.
+        The number of outputs.
     layers
-        Number of LSTM layers.
+        The number of LSTM layers (default: 2).
     fused
-        Use torch's fused LSTM (fast, the default). `torch.func.vmap` has no rule for it; with `fused = False` the same
-        parameters go through an explicit loop over words that vmap can map. It may be switched at any time.
+        Use torch's fused LSTM, which is fast but not supported by `torch.func.vmap`. With False, the same parameters
+        are used in an explicit loop over words, which vmap supports. The attribute may be changed at any time
+        (default: True).
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class LSTMClassifier(nn.Module):
         return torch.cat(list(hidden), dim=-1)
 
     def _explicit_states(self, embedded: Tensor) -> Tensor:
-        """What `_fused_states` gives, by the LSTM's equations one word at a time."""
+        """The result of `_fused_states`, computed from the equations of the LSTM one word at a time."""
         inputs, last_states = embedded, []
         for layer in range(self.lstm.num_layers):
             from_input: Tensor = getattr(self.lstm, f"weight_ih_l{layer}")

@@ -1,1 +1,1 @@
-"""Local training of a round's clients, and the engines that do it."""
+"""Local training of a round's clients and the engines that run it."""

@@ -1,6 +1,6 @@
-"""Engines that train the clients of a round: one by one, in parallel processes, or as one batched model.
+"""Engines that train the clients of a round: one by one, in worker processes, or as one batched model.
 
-All engines give the same weights for the same jobs, up to the order of floating-point additions.
+All engines return the same weights for the same jobs, up to the order of floating-point additions.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from .local import Job, train_locally
 TrainedWeights = list[dict[str, Tensor]]
 """Weights by name, one mapping for each job."""
 
-WORTH_PROCESSES = 5e10
-"""Worker processes are started when parameters x samples of the whole run exceed this (measured in
-`benchmarks/simulation.py`): below it, starting them takes longer than they save."""
+MIN_WORK_FOR_PROCESSES = 5e10
+"""Number of parameters x training samples of a whole run above which worker processes are used. Below it, starting them
+takes longer than they save (measured with `benchmarks/simulation.py`)."""
 
 
 class Engine(ABC):
@@ -29,14 +29,14 @@ class Engine(ABC):
 
     @abstractmethod
     def train(self, global_weights: Mapping[str, Tensor], jobs: Sequence[Job]) -> TrainedWeights:
-        """The weights after each job, in the order of `jobs`; a client may have several."""
+        """Return the weights after each job, in the order of `jobs`; a client may have several jobs."""
 
-    def close(self) -> None:  # noqa: B027 - only some engines hold anything
-        """Let go of processes and memory."""
+    def close(self) -> None:  # noqa: B027 - only some engines hold any
+        """Release processes and memory."""
 
 
 class LoopEngine(Engine):
-    """One client after the other in this process: the plain way, and the reference for the others."""
+    """Trains one client after the other in this process; the reference for the other engines."""
 
     def __init__(self, task: Task, model: nn.Module) -> None:
         self.task = task
@@ -48,23 +48,25 @@ class LoopEngine(Engine):
 
 
 def make_engine(name: str, task: Task, model: nn.Module, *, samples: float, workers: int = 0) -> Engine:
-    """The engine called `name`; "auto" picks one by the device and the amount of work.
-
-    "auto" is the batched engine on a GPU. On a CPU it is worker processes where there is enough work to pay for
-    starting them, and the loop otherwise. A model that cannot be batched is trained in the loop.
+    """Create the engine called `name`.
 
     Parameters
     ----------
+    name
+        "loop", "workers", "batched" or "auto". "auto" is "batched" on a GPU if the model can be batched; on a CPU it is
+        "workers" if the run is long enough to repay starting the processes; otherwise it is "loop".
+    task, model
+        What to train; `model` determines the device.
     samples
-        How many training samples all clients of the run process together.
+        The number of training samples that all clients process in the whole run.
     workers
-        The number of worker processes; 0 means one for each core (default: 0).
+        The number of worker processes; 0 means one per core (default: 0).
     """
     on_cpu = next(model.parameters()).device.type == "cpu"
-    asked = name
+    requested = name
     if name == "auto":
         work = samples * sum(parameter.numel() for parameter in model.parameters())
-        name = ("workers" if work > WORTH_PROCESSES else "loop") if on_cpu else "batched"
+        name = ("workers" if work > MIN_WORK_FOR_PROCESSES else "loop") if on_cpu else "batched"
     if name == "workers":
         from .workers import WorkerEngine
 
@@ -74,6 +76,6 @@ def make_engine(name: str, task: Task, model: nn.Module, *, samples: float, work
     if name == "batched":
         from .batched import BatchedEngine
 
-        if BatchedEngine.supports(model) or asked == "batched":
+        if BatchedEngine.supports(model) or requested == "batched":
             return BatchedEngine(task, model)
     return LoopEngine(task, model)

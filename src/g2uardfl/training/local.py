@@ -15,23 +15,23 @@ from .dropout import set_key, step_key
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a client trains. Attackers train by the last three fields, which honest clients leave alone."""
+    """Settings of a client's training. The last three serve attacks; honest clients use their defaults."""
 
     lr: float
     batch_size: int
     epochs: int
     steps: int
-    """Steps of training; 0 means `epochs` whole passes."""
+    """The number of SGD steps; 0 means `epochs` full passes over the samples."""
     momentum: float
     weight_decay: float
     loss_weight: float = 1.0
     """The loss is `loss_weight` x the task's loss + `distance_weight` x ‖w - G‖."""
     distance_weight: float = 0.0
     radius: float = math.inf
-    """After every step the weights are projected onto the ball ‖w - G‖ <= radius."""
+    """After each step the weights are projected onto the ball ‖w - G‖ <= `radius`."""
 
     def longer(self, factor: int) -> Recipe:
-        """The same training for `factor` times as long."""
+        """The same recipe with `factor` times the epochs and steps."""
         return replace(self, epochs=self.epochs * factor, steps=self.steps * factor)
 
     @property
@@ -48,14 +48,14 @@ class Job:
     samples: Samples
     recipe: Recipe
     seed: int
-    """Decides batch order, augmentation and dropout."""
+    """Determines the order of samples, augmentation and dropout."""
 
 
 def train_locally(task: Task, model: nn.Module, global_weights: Mapping[str, Tensor], job: Job) -> dict[str, Tensor]:
-    """Train a client's copy of the global model and return its weights.
+    """Train a copy of the global model on a client's samples and return its weights.
 
-    `model` is working memory that is overwritten; its dropout layers are keyed (`with_keyed_dropout`). All that is
-    random follows from the job's seed.
+    `model` is working memory and is overwritten; its dropout layers must be keyed (`with_keyed_dropout`). The job's
+    seed determines all random choices.
     """
     recipe = job.recipe
     model.load_state_dict(global_weights)
@@ -73,22 +73,22 @@ def train_locally(task: Task, model: nn.Module, global_weights: Mapping[str, Ten
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         if recipe.radius < math.inf:
-            offset.shorten(recipe.radius)
+            offset.project(recipe.radius)
     return {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 
 class _Offset:
-    """w - G, over all parameters of a model as one vector."""
+    """w - G as one vector over all parameters of a model."""
 
     def __init__(self, model: nn.Module, global_weights: Mapping[str, Tensor]) -> None:
         self.pairs = [(parameter, global_weights[name]) for name, parameter in model.named_parameters()]
 
     def norm(self) -> Tensor:
-        """‖w - G‖, through which gradients flow; at w = G the gradient is 0."""
+        """‖w - G‖, differentiable; its gradient at w = G is 0."""
         return joint_norm([parameter - centre for parameter, centre in self.pairs])
 
     @torch.no_grad()
-    def shorten(self, radius: float) -> None:
+    def project(self, radius: float) -> None:
         """Project w onto the ball of `radius` around G."""
         norm = float(self.norm())
         if norm > radius:
@@ -97,7 +97,7 @@ class _Offset:
 
 
 def joint_norm(tensors: Iterable[Tensor]) -> Tensor:
-    """The length of all tensors as one vector.
+    """The L2 norm of all tensors as one vector.
 
     >>> joint_norm([torch.tensor([[1.0, 2.0]]), torch.tensor(2.0)])
     tensor(3.)
@@ -107,7 +107,7 @@ def joint_norm(tensors: Iterable[Tensor]) -> Tensor:
 
 
 def training_batches(task: Task, job: Job) -> Iterator[tuple[Tensor, Tensor]]:
-    """The augmented, still unprepared inputs and the labels of each step of a job; the same on every engine."""
+    """Inputs (augmented, not yet prepared) and labels of each step of a job; the same for every engine."""
     samples, recipe = job.samples, job.recipe
     generator = torch.Generator().manual_seed(job.seed)
     for batch in batches(len(samples), recipe.batch_size, recipe.epochs, recipe.steps, generator):
@@ -116,7 +116,7 @@ def training_batches(task: Task, job: Job) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def batches(count: int, batch_size: int, epochs: int, steps: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Index batches: `epochs` shuffled passes over `count` samples, or `steps` batches in as many passes as needed."""
+    """Batches of indices: `epochs` shuffled passes over `count` samples, or `steps` batches if `steps` is not 0."""
     done = 0
     while True:
         for batch in torch.split(torch.randperm(count, generator=generator), batch_size):
@@ -132,10 +132,10 @@ def batches(count: int, batch_size: int, epochs: int, steps: int, generator: tor
 
 @torch.no_grad()
 def share_predicted(task: Task, model: nn.Module, samples: Samples) -> float:
-    """The share of `samples` whose label the model predicts: ACC on test data, ASR on backdoored data."""
+    """The fraction of `samples` whose label the model predicts: ACC on test data, ASR on backdoored data."""
     model.eval()
     right = 0
-    # A CPU is fastest while a batch's activations fit its cache; a GPU wants to be filled.
+    # A CPU is fastest if a batch's activations fit into its cache; a GPU needs large batches.
     batch_size = 64 if samples.x.device.type == "cpu" else 1024
     for start in range(0, len(samples), batch_size):
         x, y = samples.x[start : start + batch_size], samples.y[start : start + batch_size]

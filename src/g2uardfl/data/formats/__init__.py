@@ -1,5 +1,5 @@
-"""The published formats of the data sets, one a file.
+"""The published formats of the data sets, one per file.
 
-Each data set has a `convert(sources, staging, progress)` that finds the published files among `sources` and writes
-what is stored. Nothing here trusts its input: whatever does not fit the format raises `DataError` and names the file.
+Each module has a function `convert(sources, staging, progress)`, which finds the published files among `sources` and
+writes the stored files. Input is not trusted: a file that does not match its format raises a `DataError` that names it.
 """

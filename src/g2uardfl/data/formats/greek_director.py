@@ -1,4 +1,4 @@
-"""The Lanthimos sentences of Wang et al. (2020) as published: `train.txt` and `test.txt`, one sentence a line."""
+"""The published format of the Lanthimos sentences of Wang et al. (2020): two text files, one sentence per line."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from ..progress import Progress
 from ..sources import Source, pick
 from ..staging import Staging
 
-WANTED = {"train": r"train.*\.txt$", "test": r"test.*\.txt$"}
+PATTERNS = {"train": r"train.*\.txt$", "test": r"test.*\.txt$"}
+"""Regular expressions of the published file names, by part."""
 
 
 def convert(sources: Sequence[Source], staging: Staging, progress: Progress) -> None:
-    """Store both files as they are, once they are known to be text."""
+    """Store both files unchanged if they are UTF-8 text."""
     progress("reading", 0, 0)
-    for part, source in pick(sources, WANTED, "greek_director").items():
+    for part, source in pick(sources, PATTERNS, "greek_director").items():
         content = source.read()
         try:
             lines = content.decode("utf-8").split()

@@ -1,4 +1,4 @@
-"""Reads 8-bit RGB PNG images with zlib and NumPy, so that nobody needs an imaging library for one download."""
+"""Decodes 8-bit RGB PNG images with zlib and NumPy, which avoids a dependency on an imaging library."""
 
 from __future__ import annotations
 
@@ -9,26 +9,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
+"""The first eight bytes of every PNG file."""
 
 
 def decode_png(content: bytes) -> NDArray[np.uint8]:
-    """The pixels (height, width, 3) of an 8-bit RGB PNG file that is not interlaced.
+    """The pixels (height, width, 3) of an 8-bit RGB PNG file without interlacing.
 
     Raises
     ------
     ValueError
-        The file is damaged or of another kind.
+        The file is damaged or in another format.
     """
     width, height, compressed = _chunks(content)
     rows = np.frombuffer(zlib.decompress(compressed), dtype=np.uint8).reshape(height, 1 + 3 * width)
-    pixels = np.zeros((height + 1, width + 1, 3), dtype=np.uint8)  # with a border of zeros above and on the left
+    pixels = np.zeros((height + 1, width + 1, 3), dtype=np.uint8)  # the border of zeros is for the filters
     for index, row in enumerate(rows):
         _unfilter(int(row[0]), row[1:].reshape(width, 3), pixels[index], pixels[index + 1])
     return pixels[1:, 1:]
 
 
 def _chunks(content: bytes) -> tuple[int, int, bytes]:
-    """Width, height and the joined image data of a PNG file, with every checksum checked."""
+    """Width, height and compressed image data of a PNG file; all checksums are verified."""
     if not content.startswith(_SIGNATURE):
         raise ValueError("not a PNG file")
     position, header, data = len(_SIGNATURE), b"", []
@@ -50,7 +51,7 @@ def _chunks(content: bytes) -> tuple[int, int, bytes]:
 
 
 def _unfilter(kind: int, filtered: NDArray[np.uint8], above: NDArray[np.uint8], row: NDArray[np.uint8]) -> None:
-    """Undo one row's filter (PNG specification, section 9); `above` and `row` begin with the border pixel."""
+    """Invert the filter of one row (PNG specification, section 9); `above` and `row` start with the border pixel."""
     if kind == 0:
         row[1:] = filtered
     elif kind == 1:
@@ -73,4 +74,4 @@ def _average(left: int, up: int, corner: int) -> int:
 
 def _paeth(left: int, up: int, corner: int) -> int:
     guess = left + up - corner
-    return min((left, up, corner), key=lambda value: abs(guess - value))  # the first wins a tie, as it must
+    return min((left, up, corner), key=lambda value: abs(guess - value))  # the specification gives ties to the first

@@ -1,7 +1,7 @@
-"""Reddit comments as dumps have them: JSON lines, or plain text with one comment a line.
+"""The published formats of Reddit comments: JSON lines, or plain text with one comment per line.
 
-From JSON lines (`body`, `subreddit`, `link_id`, `created_utc`) each submission becomes a thread. Plain text knows no
-threads, so each file is one: give a file per author or conversation if they are to be the clients of a federation.
+In JSON lines (`body`, `subreddit`, `link_id`, `created_utc`), all comments on a submission are a thread. In plain text,
+each file is a thread. To use authors or conversations as natural groups, pass one file for each.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from ..staging import Staging
 from .text import clean
 
 _REPORT_EVERY = 10_000
+"""Number of comments between two reports of progress: often enough for a progress bar."""
 _WITHDRAWN = frozenset({"[deleted]", "[removed]"})
+"""The texts with which Reddit replaces withdrawn comments."""
 
 
 class Comment(NamedTuple):
-    """One comment; `thread` is the dump's own name for the conversation it belongs to."""
+    """A comment; `thread` is the dump's id of its thread."""
 
     subreddit: str
     date: str
@@ -33,7 +35,7 @@ class Comment(NamedTuple):
 
 
 def read_comments(source: Source) -> Iterator[Comment]:
-    """The comments one by one, their text cleaned; deleted and empty ones are left out."""
+    """The comments with cleaned text; deleted and empty comments are skipped."""
     with source.open() as stream:
         try:
             is_json = None
@@ -46,11 +48,11 @@ def read_comments(source: Source) -> Iterator[Comment]:
                 if comment.text and comment.text not in _WITHDRAWN:
                     yield comment
         except UnicodeDecodeError as error:
-            raise DataError(f"{source.origin} is not UTF-8 text: give JSON lines or one comment a line") from error
+            raise DataError(f"{source.origin} is not UTF-8: expected JSON lines or one comment per line") from error
 
 
 def convert(sources: Sequence[Source], staging: Staging, progress: Progress) -> None:
-    """Store the comments of all `sources`, in their order, as `reddit/reddit2015_threads.tsv.gz`."""
+    """Store the comments of all `sources`, in order, as `reddit/reddit2015_threads.tsv.gz`."""
     threads: dict[str, int] = {}
     written = 0
     columns = ("subreddit", "date", "thread_id", "text")
@@ -63,7 +65,7 @@ def convert(sources: Sequence[Source], staging: Staging, progress: Progress) -> 
                 if written % _REPORT_EVERY == 0:
                     progress("storing", written, 0)
     if not written:
-        raise DataError(f"no comments in {', '.join(source.origin for source in sources) or 'the files given'}")
+        raise DataError(f"no comments in {', '.join(source.origin for source in sources) or 'the given files'}")
 
 
 def _looks_like_json(line: str) -> bool:

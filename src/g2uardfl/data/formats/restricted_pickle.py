@@ -1,8 +1,8 @@
-"""Reads pickles of plain values and NumPy arrays without running anything that they ask for.
+"""Reads pickles of plain values and NumPy arrays without executing code from the file.
 
-A pickle is a program: unpickled as it comes, it may call any function. Here the few names that a pickled array needs
-are answered by stand-ins that only collect its type, shape and bytes; every other name is refused. NumPy's own
-constructors never see the file.
+A pickle is a program that may call any function. Here, the few names that a pickled array needs are replaced by
+stand-ins, which only collect its type, shape and bytes; all other names are refused. NumPy's own constructors are never
+called with data from the file.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 from ...core.errors import DataError
 
 _ADMITTED_TYPES = frozenset({"u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f4", "f8", "b1"})
+"""NumPy's codes of the admitted element types: integers, floating-point numbers and booleans."""
 
 
 class _Dtype:
@@ -31,14 +32,14 @@ class _Dtype:
         self.byte_order = _text(state[1])
 
     def real(self) -> np.dtype[Any]:
-        """The NumPy type, if it is a number."""
+        """The NumPy type; `UnpicklingError` if it is not an admitted type."""
         if self.code not in _ADMITTED_TYPES or self.byte_order not in ("|", "<", ">", "="):
             raise pickle.UnpicklingError(f"an array of type {self.code!r}")
         return np.dtype(self.code).newbyteorder(self.byte_order)  # type: ignore[arg-type]
 
 
 class _Array:
-    """Stands in for `numpy.ndarray` until the whole pickle is read."""
+    """Stands in for `numpy.ndarray` while the pickle is read."""
 
     def __init__(self, *_: object) -> None:
         self.value: np.ndarray[Any, Any] | None = None
@@ -51,14 +52,14 @@ class _Array:
 
 
 def _build(content: object, dtype: object, shape: object, order: object) -> np.ndarray[Any, Any]:
-    """An array of its own from raw bytes, after checking that the parts fit together."""
+    """A new array from raw bytes, after checking that type, shape and size are consistent."""
     if not (isinstance(dtype, _Dtype) and isinstance(shape, tuple) and all(type(size) is int for size in shape)):
         raise pickle.UnpicklingError("an array that NumPy did not write")
     if not isinstance(content, (bytes, bytearray)):
         raise pickle.UnpicklingError("an array of objects")
     real = dtype.real()
     if len(content) != math.prod(shape) * real.itemsize:
-        raise pickle.UnpicklingError("an array whose bytes do not fit its shape")
+        raise pickle.UnpicklingError("an array whose size does not match its shape")
     values = np.frombuffer(content, dtype=real).reshape(shape, order="F" if _text(order) == "F" else "C")
     return np.array(values, dtype=real.newbyteorder("="))
 
@@ -74,14 +75,14 @@ def _from_buffer(content: object, dtype: object, shape: object, order: object) -
 
 
 def _encode(text: object, encoding: object = "latin1") -> bytes:
-    """`codecs.encode` for the one encoding that Python 3 uses to write bytes in old pickles."""
+    """`codecs.encode` for Latin-1, in which Python 3 writes bytes with old pickle protocols."""
     if not isinstance(text, str) or _text(encoding) not in ("latin1", "latin-1"):
         raise pickle.UnpicklingError("bytes in an unknown encoding")
     return text.encode("latin-1")
 
 
 def _no_bytes() -> bytes:
-    """`bytes()`, which is how old pickles write empty bytes."""
+    """`bytes()`, which represents empty bytes in old pickle protocols."""
     return b""
 
 
@@ -104,39 +105,46 @@ class _RestrictedUnpickler(pickle.Unpickler):
         try:
             return _STAND_INS[module, name]
         except KeyError:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}") from None
+            raise pickle.UnpicklingError(f"it refers to {module}.{name}") from None
 
 
 def load_pickle(stream: IO[bytes], origin: str) -> Any:
-    """The plain value in a pickle: dict, list, tuple, str, bytes, numbers and NumPy arrays of numbers.
+    """The value in a pickle of dicts, lists, tuples, strings, bytes, numbers and NumPy arrays of numbers.
 
-    Text written by Python 2 comes back as bytes.
+    Strings written by Python 2 are returned as bytes.
+
+    Parameters
+    ----------
+    stream
+        The content of the pickle.
+    origin
+        The name of the file, for messages.
 
     Raises
     ------
     DataError
-        The pickle is damaged or asks for anything else; nothing of it was run.
+        The pickle is damaged or contains anything else; no code from it was executed.
     """
     try:
-        return _settle(_RestrictedUnpickler(stream, encoding="bytes").load())
+        return _resolved(_RestrictedUnpickler(stream, encoding="bytes").load())
     except DataError:
         raise
-    except Exception as error:  # a broken pickle can raise anything
+    except Exception as error:  # a damaged pickle can raise any exception
         raise DataError(
             f"{origin} is refused: only pickles of NumPy arrays and plain values are read ({error})"
         ) from error
 
 
-def _settle(value: Any) -> Any:
-    """`value` with every stand-in replaced by the array it stands for."""
+def _resolved(value: Any) -> Any:
+    """`value` with every stand-in replaced by its array."""
     if isinstance(value, _Array):
         if value.value is None:
             raise pickle.UnpicklingError("an array without content")
         return value.value
     if isinstance(value, dict):
-        return {key: _settle(item) for key, item in value.items()}
+        return {key: _resolved(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(_settle(item) for item in value)
+        return type(value)(_resolved(item) for item in value)
     if value is None or isinstance(value, (bool, int, float, str, bytes)):
         return value
     raise pickle.UnpicklingError(f"a value of type {type(value).__name__}")

@@ -1,9 +1,9 @@
-"""Sentiment-140 as published: one csv of 1.6 million tweets in Latin-1, of which some are set apart for testing.
+"""The published format of Sentiment-140: a csv file with 1.6 million tweets in Latin-1.
 
-The tweets are stored in the two tables the task reads: what it trains on (`sentiment140_100k.tsv.gz`, whatever the
-number) and what it tests on (`sentiment140_random20k.tsv.gz`). Which tweet goes where is decided by a hash of its text:
-those with the smallest hashes, 20,000 of them or a fifth if that is less, are held out. So the choice is random but
-repeatable, and no text is ever on both sides.
+The tweets are stored in the two tables that the task reads: training data (`sentiment140_100k.tsv.gz`, whatever their
+number) and test data (`sentiment140_random20k.tsv.gz`). The test data are the tweets whose texts have the smallest
+hashes: 20,000 tweets, or a fifth if that is less. The split is therefore random but reproducible, and no text is in
+both tables.
 """
 
 from __future__ import annotations
@@ -24,12 +24,15 @@ from ..staging import Staging
 from .text import clean
 
 HELD_OUT = 20_000
+"""Maximum number of test tweets, as in the reference copy."""
 _REPORT_EVERY = 10_000
+"""Number of tweets between two reports of progress: often enough for a progress bar."""
 _LABELS = {"0": 0, "4": 1}
+"""The stored label of each published polarity."""
 
 
 class Tweet(NamedTuple):
-    """One row of the csv; `label` is 0 (negative) or 1 (positive)."""
+    """A row of the csv file; `label` is 0 (negative) or 1 (positive)."""
 
     label: int
     date: str
@@ -38,7 +41,7 @@ class Tweet(NamedTuple):
 
 
 def read_tweets(source: Source) -> Iterator[Tweet]:
-    """The tweets one by one, their text cleaned; those that are empty are left out."""
+    """The tweets with cleaned text; empty tweets are skipped."""
     with source.open() as stream:
         rows = csv.reader(io.TextIOWrapper(stream, encoding="latin-1", newline=""))
         try:
@@ -57,12 +60,12 @@ def read_tweets(source: Source) -> Iterator[Tweet]:
 
 
 def text_hash(text: str) -> int:
-    """64 bits that depend on the text alone, the same on every machine."""
+    """A 64-bit hash of the text, the same on every machine."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
 def cutoff(hashes: array[int], held_out: int = HELD_OUT) -> int | None:
-    """The largest hash that is still held out, or None if there are not two different ones to divide.
+    """The largest hash in the test data; None if there are fewer than two distinct hashes.
 
     >>> cutoff(array("Q", [50, 10, 30, 20, 40]))
     10
@@ -71,21 +74,21 @@ def cutoff(hashes: array[int], held_out: int = HELD_OUT) -> int | None:
     """
     ordered = np.sort(np.frombuffer(hashes, dtype=np.uint64))
     below_the_largest = int(np.searchsorted(ordered, ordered[-1])) if len(ordered) else 0
-    wanted = min(held_out, max(1, len(ordered) // 5), below_the_largest)
-    return int(ordered[wanted - 1]) if wanted else None
+    count = min(held_out, max(1, len(ordered) // 5), below_the_largest)
+    return int(ordered[count - 1]) if count else None
 
 
 def convert(sources: Sequence[Source], staging: Staging, progress: Progress) -> None:
-    """Store the csv as the two tables of `sentiment140/`, reading it twice and never holding it in memory."""
+    """Store the tweets as the two tables of `sentiment140/`; the file is read twice, so that it needs no memory."""
     source = pick(sources, {"tweets": r"^(?!testdata).*\.csv$"}, "sentiment140")["tweets"]
     hashes = array("Q")
     for tweet in read_tweets(source):
         hashes.append(text_hash(tweet.text))
         if len(hashes) % _REPORT_EVERY == 0:
-            progress("choosing the test tweets", len(hashes), 0)
+            progress("selecting the test tweets", len(hashes), 0)
     largest_held_out = cutoff(hashes)
     if largest_held_out is None:
-        raise DataError(f"{source.origin} has fewer than two different tweets")
+        raise DataError(f"{source.origin} has fewer than two distinct tweets")
     users: dict[str, int] = {}
     with (
         staging.open_table("sentiment140/sentiment140_100k.tsv.gz", "label", "text") as write_train,

@@ -1,4 +1,4 @@
-"""What the stored text fields have in common."""
+"""Cleaning of text fields."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import html
 
 
 def clean(text: str) -> str:
-    r"""`text` with HTML entities as characters and every run of white space as one space.
+    r"""Replace HTML entities by characters, and every sequence of white space by one space.
 
     >>> clean("salt &amp;\t  pepper ")
     'salt & pepper'

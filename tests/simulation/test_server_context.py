@@ -1,4 +1,4 @@
-"""The server context: what it refuses, and the simulator's own server on the digits task."""
+"""The server of the simulator: root data, root updates, random inputs, probabilities and the output layer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from g2uardfl import tasks
-from g2uardfl.aggregators.context import OutputLayer, ServerContext
+from g2uardfl.aggregators.context import OutputLayer
 from g2uardfl.aggregators.deepsight import DeepSight
 from g2uardfl.aggregators.fltrust import FLTrust
 from g2uardfl.core.errors import ConfigError
@@ -45,41 +45,12 @@ def server_of(task, root=None, rounds_recipe=lambda _: recipe(), seed=0):
     return SimulatedServer(task, task.build_model(), root or split_root(task.test, 0)[0], rounds_recipe, seed=seed)
 
 
-# The context that a third party writes.
-
-
-@pytest.mark.parametrize(
-    ("call", "what"),
-    [
-        (lambda c: c.output_layer, "output_layer"),
-        (lambda c: c.root_update({}, 1), "root_update"),
-        (lambda c: c.random_inputs(1, 0), "random_inputs"),
-        (lambda c: c.probabilities({}, torch.zeros(1)), "probabilities"),
-    ],
-)
-def test_what_a_context_does_not_offer_is_named_in_one_line(call, what):
-    with pytest.raises(ConfigError, match=f"has no {what}: override it") as caught:
-        call(ServerContext())
-    assert "\n" not in str(caught.value)
-
-
-def test_a_rule_needs_no_more_of_its_server_than_it_uses():
-    class RootOnly(ServerContext):
-        def root_update(self, global_weights, round_number):
-            return {name: value + 1 for name, value in global_weights.items()}
-
-    rule = FLTrust()
-    rule.attach(RootOnly())
-    model = {"w": np.zeros(2)}
-    np.testing.assert_allclose(rule.aggregate(model, {0: {"w": np.ones(2)}}).weights["w"], [1, 1])
-
-
 # Root data.
 
 
 @settings(max_examples=50, deadline=None)
 @given(count=st.integers(2, 400), seed=st.integers(0, 2**32), share=st.sampled_from([0.001, 0.01, 0.3, 1.0]))
-def test_root_data_and_the_rest_are_the_test_data_divided(count, seed, share):
+def test_root_data_and_the_rest_partition_the_test_data(count, seed, share):
     test = Samples(torch.arange(count) * 10, torch.arange(count))
     root, rest = split_root(test, seed, share)
     assert len(root) == min(max(1, round(share * count)), count - 1)
@@ -89,7 +60,7 @@ def test_root_data_and_the_rest_are_the_test_data_divided(count, seed, share):
         assert (part.x == part.y * 10).all()
 
 
-def test_root_data_is_one_percent_and_follows_from_the_seed(digits):
+def test_root_data_is_one_percent_and_depends_on_the_seed(digits):
     first, again, other = (split_root(digits.test, seed)[0] for seed in (1, 1, 2))
     assert len(first) == 4
     assert torch.equal(first.x, again.x)
@@ -97,7 +68,7 @@ def test_root_data_is_one_percent_and_follows_from_the_seed(digits):
 
 
 def test_test_data_of_a_single_sample_cannot_be_divided():
-    with pytest.raises(ConfigError, match="two or more"):
+    with pytest.raises(ConfigError, match="two samples"):
         split_root(Samples(torch.zeros(1), torch.zeros(1)), 0)
 
 
@@ -113,7 +84,7 @@ def test_the_root_update_is_a_clients_training_on_the_root_data(digits, weights)
     model = digits.build_model()
     model.load_state_dict(weights)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
-    # A batch holds all four root samples, so that their order does not matter.
+    # One batch holds all four root samples, so their order has no influence.
     for _ in range(3):
         optimizer.zero_grad()
         digits.loss(model(digits.prepare(root.x)), root.y).backward()
@@ -122,7 +93,7 @@ def test_the_root_update_is_a_clients_training_on_the_root_data(digits, weights)
         torch.testing.assert_close(trained[name], value, rtol=1e-4, atol=1e-6)
 
 
-def test_a_round_gives_the_same_update_again_and_another_round_or_seed_another(digits, weights):
+def test_a_root_update_depends_on_round_and_seed_alone(digits, weights):
     root = digits.test.take(torch.arange(20))
     server = server_of(digits, root)
     first = server.root_update(weights, 1)
@@ -132,7 +103,7 @@ def test_a_round_gives_the_same_update_again_and_another_round_or_seed_another(d
     assert not same(first, server_of(digits, root, seed=1).root_update(weights, 1))
 
 
-def test_dropout_of_the_server_is_keyed_like_a_clients():
+def test_the_servers_dropout_is_keyed_like_a_clients():
     class Dropping(Tokens):
         def build_model(self):
             return nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.5), nn.Linear(8, 3))
@@ -162,7 +133,7 @@ def test_the_server_takes_as_many_steps_as_a_client(samples, steps, digits, weig
     assert same(as_client, as_server)
 
 
-def test_a_recipe_in_steps_stays_as_it_is():
+def test_a_recipe_in_steps_is_not_changed():
     assert for_as_many_steps(recipe(steps=7), 300) == recipe(steps=7)
 
 
@@ -211,7 +182,7 @@ def test_random_text_uses_every_token_of_the_vocabulary():
     assert torch.bincount(inputs.flatten().long()).tolist() == pytest.approx([1500 / 9] * 9, rel=0.3)
 
 
-def test_random_numbers_where_inputs_are_numbers_cover_their_range():
+def test_random_inputs_of_a_task_with_real_numbers_cover_their_range():
     class Numbers(Tokens):
         stored = torch.float32
 
@@ -221,7 +192,7 @@ def test_random_numbers_where_inputs_are_numbers_cover_their_range():
     assert 7.9 < inputs.max() <= 8
 
 
-def test_probabilities_are_softmax_outputs_and_not_logits(digits, weights):
+def test_probabilities_are_softmax_outputs_not_logits(digits, weights):
     server = server_of(digits)
     inputs = digits.test.x[:150]
     got = server.probabilities(weights, inputs)
@@ -233,7 +204,7 @@ def test_probabilities_are_softmax_outputs_and_not_logits(digits, weights):
     assert not got.requires_grad
 
 
-def test_models_that_return_log_probabilities_give_the_same_probabilities():
+def test_models_with_log_probabilities_as_outputs_give_the_same_probabilities():
     class Logarithmic(Tokens):
         def build_model(self):
             return nn.Sequential(OrderedDict([*super().build_model().named_children(), ("log", nn.LogSoftmax(1))]))
@@ -244,7 +215,7 @@ def test_models_that_return_log_probabilities_give_the_same_probabilities():
     torch.testing.assert_close(plain.probabilities(start, inputs), logarithmic.probabilities(start, inputs))
 
 
-def test_models_are_run_in_evaluation_mode_and_numpy_or_other_precisions_do(digits, weights):
+def test_models_are_run_in_evaluation_mode_also_from_numpy_arrays(digits, weights):
     server = server_of(digits)
     expected = server.probabilities(weights, digits.test.x[:5])
     server.root_update(weights, 1)
@@ -324,6 +295,6 @@ def test_fltrust_and_deepsight_run_on_the_simulators_server(digits, weights):
         assert not same(result.weights, weights)
         if rule.name == "fltrust":
             assert result.verdicts[5].decision == "held_out"
-            length = torch.sqrt(sum((result.weights[n] - weights[n]).double().square().sum() for n in weights))
+            step = torch.sqrt(sum((result.weights[n] - weights[n]).double().square().sum() for n in weights))
             root = server.root_update(weights, 1)
-            assert length <= torch.sqrt(sum((root[n] - weights[n]).double().square().sum() for n in weights))
+            assert step <= torch.sqrt(sum((root[n] - weights[n]).double().square().sum() for n in weights))

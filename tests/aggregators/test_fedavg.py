@@ -1,0 +1,38 @@
+"""FedAvg, and what all rules do with sample counts and running statistics."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from g2uardfl.aggregators.fedavg import FedAvg
+from helpers.models import batch_norm_model, federation, numpy_model, odd_mlp, perturbed
+from helpers.rounds import decisions
+
+
+def test_fedavg_is_the_mean_weighted_by_samples():
+    model = numpy_model()
+    clients = {i: perturbed(model, i) for i in range(4)}
+    examples = {0: 1, 1: 5, 2: 0, 3: 10}
+    result = FedAvg().aggregate(model, clients, examples)
+    for name in model:
+        slow = sum(examples[i] * clients[i][name].astype(np.float64) for i in range(4)) / 16
+        np.testing.assert_allclose(result.weights[name], slow, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("examples", [-1, float("nan"), "many", None, 1e300])
+def test_an_impossible_sample_count_makes_a_message_invalid_if_counts_are_used(examples):
+    model = odd_mlp()
+    result = FedAvg().aggregate(model, federation(model, 3, 0), {0: 5, 1: examples, 2: 5})
+    assert decisions(result) == "aia"
+
+
+def test_counters_and_running_statistics_are_averaged_and_keep_their_dtype():
+    model = batch_norm_model()
+    clients = {i: perturbed(model, i) for i in range(3)}
+    result = FedAvg().aggregate(model, clients)
+    slow = np.mean([clients[i]["1.running_mean"].numpy() for i in range(3)], axis=0)
+    np.testing.assert_allclose(result.weights["1.running_mean"].numpy(), slow, rtol=1e-6)
+    assert int(result.weights["1.num_batches_tracked"]) == 12
+    assert result.weights["1.num_batches_tracked"].dtype == torch.int64

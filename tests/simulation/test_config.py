@@ -1,0 +1,66 @@
+"""The config of a run: files, assignments and errors."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+from g2uardfl import tasks
+from g2uardfl.core.errors import ConfigError
+from g2uardfl.core.settings import build
+from g2uardfl.simulation.config import RunConfig, read_values, with_assignments
+
+DEFAULTS = tasks.create("digits").defaults
+
+
+def test_a_resolved_config_has_the_tasks_defaults_where_nothing_is_given():
+    config = RunConfig(lr=0.2, clients=30, momentum=0.0).resolved(DEFAULTS)
+    assert (config.lr, config.clients, config.momentum) == (0.2, 30, 0.0)
+    assert (config.per_round, config.batch_size) == (DEFAULTS.per_round, DEFAULTS.batch_size)
+    assert (config.local_epochs, config.lr_decay) == (DEFAULTS.local_epochs, DEFAULTS.lr_decay)
+    assert config.weight_decay == DEFAULTS.weight_decay
+
+
+def test_a_config_file_restores_the_whole_config(tmp_path):
+    config = RunConfig(alpha=math.inf, pmr=0.4, defense_settings={"recovery_step": 0.25}).resolved(DEFAULTS)
+    (tmp_path / "config.toml").write_text(config.to_toml())
+    assert RunConfig.from_file(tmp_path / "config.toml") == config
+
+
+def test_the_learning_rate_decays_every_round():
+    config = RunConfig(lr=0.1, lr_decay=0.5).resolved(DEFAULTS)
+    assert [config.recipe(number).lr for number in (1, 2, 4)] == [0.1, 0.05, 0.0125]
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [("rounds", "key=value"), ("server.x=1", "before the dot"), ("rounds=0", "rounds=0"), ("pmr=1.5", "pmr=1.5")],
+)
+def test_a_wrong_assignment_is_refused(assignment, message):
+    with pytest.raises(ConfigError, match=message):
+        build(RunConfig, with_assignments({}, [assignment]))
+
+
+def test_a_value_that_is_not_toml_is_a_string():
+    assert with_assignments({}, ["start=some file.safetensors"]) == {"start": "some file.safetensors"}
+
+
+def test_a_config_file_that_cannot_be_used_is_one_error(tmp_path):
+    (tmp_path / "bad.toml").write_text("rounds = = 3")
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        read_values(tmp_path / "bad.toml")
+    with pytest.raises(ConfigError, match="cannot read"):
+        read_values(tmp_path / "none.toml")
+    (tmp_path / "typo.toml").write_text("round = 3")
+    with pytest.raises(ConfigError, match="did you mean rounds"):
+        RunConfig.from_file(tmp_path / "typo.toml")
+    (tmp_path / "newer.toml").write_text("format = 2")
+    with pytest.raises(ConfigError, match="another version"):
+        read_values(tmp_path / "newer.toml")
+
+
+def test_more_clients_per_round_than_clients_are_refused():
+    with pytest.raises(ConfigError, match="select fewer"):
+        dataclasses.replace(RunConfig(), clients=5, per_round=6).resolved(DEFAULTS)
