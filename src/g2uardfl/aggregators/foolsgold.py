@@ -129,7 +129,7 @@ class FoolsGold(Aggregator):
 
     def state(self) -> SavedState:
         """The sums of updates by client."""
-        clients = [int(client) if isinstance(client, np.integer) else client for client in self._history]
+        clients = list(self._history)
         if not clients:
             return SavedState({"clients": []})
         return SavedState({"clients": clients}, {"history": torch.stack(list(self._history.values())).numpy()})

@@ -82,7 +82,7 @@ def read_messages(
         except BadWeightsError as error:
             return f"The client {error}."
 
-    messages = {client: opened(client) for client in sorted(client_weights, key=_canonical)}
+    messages = {client: opened(client) for _, client in sorted(map(_canonical, client_weights))}
     # Without the check there is too little work for threads.
     each = in_parallel(checked, list(messages.values())) if check else map(checked, messages.values())
     found = dict(zip(messages, each, strict=True))
@@ -121,7 +121,7 @@ def _check_finite(layout: ModelLayout, weights: Weights, global_vector: Tensor, 
     if not bool(torch.isfinite(update).all()):
         raise BadWeightsError("sent NaN, infinity or numbers too large for the model")
     norm = float(torch.linalg.vector_norm(update.double()))
-    raise BadWeightsError(f"sent an update of norm {norm:.1e}, which is beyond all reason")
+    raise BadWeightsError(f"sent an update of norm {norm:.1e}, which is too large")
 
 
 def _checked_examples(value: object) -> float:
@@ -137,7 +137,7 @@ def _checked_examples(value: object) -> float:
 
 
 def _canonical(client: ClientId) -> tuple[bool, ClientId]:
-    """Sort key that depends on nothing but the id: numbers first, then names."""
+    """Sorts numbers before names, whatever order clients arrive in; NumPy's integers become Python's, for JSON."""
     if isinstance(client, str):
         return True, client
     if isinstance(client, int | np.integer):

@@ -21,7 +21,6 @@ from ..core.errors import StateError
 from ..core.state_files import SavedState, read_state, write_state
 from .observation import Observation, Observer
 from .profiles import find, names
-from .stages import plain_id
 
 _KIND = "record"
 
@@ -53,7 +52,7 @@ class Record:
             for name, array in observation.measured.items()
         }
         document = {
-            "clients": [[plain_id(client) for client in observation.clients] for observation in self.rounds],
+            "clients": [list(observation.clients) for observation in self.rounds],
             "layers": list(self.rounds[0].layers) if self.rounds else [],
             "numbers": self.numbers,
             "measured": [sorted(observation.measured) for observation in self.rounds],

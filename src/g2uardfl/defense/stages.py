@@ -30,11 +30,6 @@ Mask = npt.NDArray[np.bool_]
 Labels = npt.NDArray[np.int64]
 
 
-def plain_id(client: ClientId) -> ClientId:
-    """A client id as JSON can hold it; ids may be integers of NumPy."""
-    return int(client) if isinstance(client, np.integer) else client
-
-
 @dataclass(frozen=True)
 class Evidence:
     """The client graph of a round. Its nodes are submissions (one client in one round); this round's come last."""

@@ -9,7 +9,7 @@ import numpy as np
 from ...aggregators.base import ClientId
 from ...core.numerics import Array
 from ...core.state_files import SavedState
-from ..stages import Mask, plain_id
+from ..stages import Mask
 
 _MIN_PROBABILITY = 1e-6
 """Suspicions are kept this far from 0 and 1, so that their log-odds are finite."""
@@ -31,7 +31,7 @@ class Reputation:
 
     def state(self) -> SavedState:
         """All scores."""
-        return SavedState({"scores": [[plain_id(client), score] for client, score in self.scores.items()]})
+        return SavedState({"scores": [[client, score] for client, score in self.scores.items()]})
 
     def restore(self, state: SavedState) -> None:
         """Continue with saved scores."""

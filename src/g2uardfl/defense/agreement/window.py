@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ...aggregators.base import ClientId
 from ...core.state_files import SavedState
-from ..stages import Mask, plain_id
+from ..stages import Mask
 from .sketches import Sketches
 
 
@@ -58,7 +58,7 @@ class Window:
 
     def state(self) -> SavedState:
         """All submissions."""
-        clients = [plain_id(client) for client in self.clients]
+        clients = list(self.clients)
         values = {"clients": clients, "rounds": list(self.rounds), "accepted": self.accepted.tolist()}
         return SavedState(values, {"sketches": self.sketches})
 

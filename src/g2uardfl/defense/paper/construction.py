@@ -13,7 +13,7 @@ from ...core.numerics import Array, InnerProducts
 from ...core.settings import check, choice, number, switch
 from ...core.state_files import SavedState
 from ..observation import Observation
-from ..stages import Construction, Evidence, Judgement, plain_id
+from ..stages import Construction, Evidence, Judgement
 from .attributes import normalised_attributes
 from .graph import GraphMemory, Momentum, history_share
 from .relations import EdgeScaling, adjacency
@@ -101,8 +101,8 @@ class GraphConstruction(Construction[AttributedGraph, Judgement]):
         """The remembered graph."""
         rows, edges = self.memory.rows, self.memory.edges
         values = {
-            "rows": [[plain_id(client), last] for client, (_, last) in rows.items()],
-            "edges": [[plain_id(first), plain_id(second), last] for (first, second), (_, last) in edges.items()],
+            "rows": [[client, last] for client, (_, last) in rows.items()],
+            "edges": [[first, second, last] for (first, second), (_, last) in edges.items()],
         }
         arrays: dict[str, Any] = {"strengths": np.array([strength for strength, _ in edges.values()])}
         if rows:

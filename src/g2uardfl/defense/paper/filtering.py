@@ -12,7 +12,7 @@ from ...core.clipping import clip_factors
 from ...core.numerics import Array
 from ...core.settings import check, choice, number
 from ...core.state_files import SavedState
-from ..stages import Filtering, Judgement, Prior, plain_id
+from ..stages import Filtering, Judgement, Prior
 from .attributes import attribute_names
 from .autoencoder import LatentClusters
 from .clipping import average_median_norm
@@ -120,7 +120,7 @@ class ClusterFiltering(Filtering[AttributedGraph, Prior, LatentClusters, PaperJu
 
     def state(self) -> SavedState:
         """Benign scores and the norm limit."""
-        scores = [[plain_id(client), score, last] for client, (score, last) in self.scores.scores.items()]
+        scores = [[client, score, last] for client, (score, last) in self.scores.scores.items()]
         return SavedState({"scores": scores, "median_norm": self.median_norm})
 
     def restore(self, state: SavedState) -> None:

@@ -14,7 +14,6 @@ from ...aggregators.base import ClientId, Round
 from ...core.numerics import inner_products
 from ...core.state_files import SavedState
 from ..observation import Observer
-from ..stages import plain_id
 from .attributes import client_attributes
 
 
@@ -67,7 +66,7 @@ class PaperObserver(Observer):
         if last.global_vector is None or last.updates is None:
             return SavedState({"clients": []})
         arrays = {"global": last.global_vector.cpu().numpy(), "updates": last.updates.cpu().numpy()}
-        clients = [plain_id(client) for client in last.rows]
+        clients = list(last.rows)
         return SavedState({"clients": clients}, arrays)
 
     def restore(self, state: SavedState) -> None:
