@@ -1,40 +1,60 @@
-# `make demo` shows the guard at work, `make test` runs everything CI checks. Both make .venv first.
+# make demo     shows the defence at work on embedded data
+# make quick    lint, types and the fast tests
+# make test     everything CI checks: lint, types, all tests, doctests, the wheel
+# Each first installs what it needs into .venv.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+DEMO := $(VENV)/.installed-demo
+DEV := $(VENV)/.installed
+INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
 
-.PHONY: demo test lint types unit wheel format clean
+# All tests of a file run on one worker, because they share fixtures such as trained models and servers. Files start in
+# the order of tests/conftest.py, those with slow tests first. `logical` counts all cores; `auto` would ask psutil for
+# the physical ones.
+PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-demo: $(STAMP)
+.PHONY: demo quick test lint types unit wheel format clean
+
+# A development environment has everything that the demo needs.
+demo: $(firstword $(wildcard $(DEV)) $(DEMO))
 	$(BIN)/g2uardfl demo
+
+quick: lint types
+	$(PYTEST) -m "not slow"
 
 test: lint types unit wheel
 
-lint: $(STAMP)
+lint: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
 
-types: $(STAMP)
+types: $(DEV)
 	$(BIN)/mypy
 
-unit: $(STAMP)
-	$(BIN)/python -m pytest
+unit: $(DEV)
+	$(PYTEST)
 
-# The wheel must carry all it needs: it is unpacked alone, and the command line runs from it.
-wheel: $(STAMP)
+# The wheel must be complete: it is unpacked into an empty folder, and the command line runs from there.
+wheel: $(DEV)
 	rm -rf dist
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist . > /dev/null
 	$(BIN)/python tests/check_wheel.py dist/*.whl
 
-format: $(STAMP)
+format: $(DEV)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-$(STAMP): pyproject.toml constraints.txt
+$(DEMO): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	touch $(STAMP)
+	$(INSTALL) .
+	touch $@
+
+$(DEV): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) '.[dev]'
+	touch $@
 
 clean:
 	rm -rf $(VENV) dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

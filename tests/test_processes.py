@@ -59,6 +59,12 @@ def test_waits_for_a_long_time():
 """
 
 
+alone_and_in_parallel = pytest.mark.parametrize(
+    "arguments",
+    [pytest.param((), id="alone"), pytest.param(("-n", "2"), id="in-parallel", marks=pytest.mark.slow)],
+)
+
+
 def suite(folder: Path, test: str, *arguments: str) -> list[str]:
     """Write a test suite that has the check; return the command that runs it."""
     (folder / "pytest.ini").write_text("[pytest]\n")
@@ -79,7 +85,7 @@ def environment():
     return {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
 
 
-@pytest.mark.parametrize("arguments", [(), ("-n", "2")], ids=["alone", "xdist"])
+@alone_and_in_parallel
 def test_a_session_that_leaves_processes_behind_kills_them_and_fails(tmp_path, environment, arguments):
     command = suite(tmp_path, LEAVES_A_PROCESS, *arguments)
     done = subprocess.run(
@@ -95,7 +101,7 @@ def test_a_session_that_leaves_processes_behind_kills_them_and_fails(tmp_path, e
     assert "test_suite.py::test_leaves_a_process_whose_parent_has_ended (call)" in message
 
 
-@pytest.mark.parametrize("arguments", [(), ("-n", "2")], ids=["alone", "xdist"])
+@alone_and_in_parallel
 def test_a_session_that_leaves_nothing_behind_passes(tmp_path, environment, arguments):
     command = suite(tmp_path, LEAVES_NOTHING, *arguments)
     done = subprocess.run(

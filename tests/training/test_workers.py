@@ -195,6 +195,7 @@ def test_digits_and_lenet_train_like_the_loop_even_with_a_client_of_one_sample()
             assert_same(engine.train(weights, jobs), LoopEngine(task, task.build_model()).train(weights, jobs))
 
 
+@pytest.mark.slow
 def test_close_ends_all_processes_and_a_closed_engine_raises(own_engine, weights, jobs):
     processes = [worker.process for worker in own_engine._crew]
     own_engine.train(weights, jobs)
@@ -238,6 +239,7 @@ def test_a_worker_killed_in_its_job_is_reported_at_once(own_engine, weights, job
     assert not any(worker.process.is_alive() for worker in own_engine._crew)
 
 
+@pytest.mark.slow
 def test_an_exception_in_a_worker_is_raised_with_its_message(own_engine, weights, jobs):
     bright = Job(3, constant_samples(TOO_BRIGHT), RECIPE, 0)
     with pytest.raises(G2uardFLError, match="client 3 could not be trained: ValueError: too bright"):
