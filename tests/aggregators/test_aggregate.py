@@ -13,7 +13,7 @@ import torch
 
 from g2uardfl.aggregators import Aggregator, Event, Outcome, Verdict, create
 from g2uardfl.aggregators.base import FlatModel, model_kept
-from g2uardfl.core.layout import as_tensor
+from g2uardfl.core.layout import ModelLayout, as_tensor
 from helpers.models import batch_norm_model, federation, flat, numpy_model, odd_mlp, perturbed, same
 from helpers.rounds import decisions
 
@@ -251,3 +251,28 @@ def test_the_verdicts_are_in_the_order_of_the_caller():
     model = odd_mlp()
     clients = {client: perturbed(model, i) for i, client in enumerate(["z", 3, "a", 1])}
     assert list(Averaging().aggregate(model, clients).verdicts) == ["z", 3, "a", 1]
+
+
+@pytest.mark.parametrize("name", ["fedavg", "multi_krum", "median", "g2uardfl"])
+def test_observers_see_the_step_that_was_taken_in_memory_of_its_own(name):
+    model, seen = odd_mlp(), []
+    result = create(name).aggregate(model, federation(model), observers=[lambda _, outcome: seen.append(outcome.step)])
+    layout = ModelLayout.of(model)
+    np.testing.assert_allclose(seen[0], layout.flatten(result.weights) - layout.flatten(model), atol=1e-6)
+    before = seen[0].clone()
+    for value in result.weights.values():
+        value.fill_(7.0)
+    assert torch.equal(seen[0], before)
+
+
+def test_a_round_number_of_numpys_can_be_saved(tmp_path):
+    guard, model = create("g2uardfl"), odd_mlp()
+    guard.aggregate(model, federation(model), round_number=np.int64(3))
+    guard.save(tmp_path / "guard.state")
+
+
+def test_a_round_that_cannot_be_read_does_not_bind_a_guard_to_its_model():
+    guard, model = create("g2uardfl"), odd_mlp()
+    with pytest.raises(ValueError, match="no clients"):
+        guard.aggregate(batch_norm_model(), {})
+    assert guard.aggregate(model, federation(model)).decided

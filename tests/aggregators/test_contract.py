@@ -276,6 +276,7 @@ class Weights(dict):
     """A model that can be referenced weakly."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 def test_no_model_of_a_round_is_referenced_after_it(rule):
     model = Weights(batch_norm_model())

@@ -13,6 +13,8 @@ from g2uardfl import G2uardFL
 from g2uardfl.defense.recording import Record
 from g2uardfl.defense.stages import Stage
 
+pytestmark = pytest.mark.slow
+
 RECALL, _, FALSE_ALARMS = ablation.COLUMNS
 
 
@@ -36,7 +38,6 @@ def communities_of(row: str, record: Record) -> list[set[int]]:
     return [{verdict.cluster for verdict in guard.judge(one).values()} - {0} for one in record.rounds]
 
 
-@pytest.mark.slow
 def test_the_first_row_is_the_default_profile(path, figures):
     record, guard, refused = Record.load(path), G2uardFL(), []
     for observation, truth in zip(record.rounds, record.attacking, strict=True):
@@ -45,7 +46,6 @@ def test_the_first_row_is_the_default_profile(path, figures):
     assert figures["all"][RECALL] == pytest.approx(np.mean(refused))
 
 
-@pytest.mark.slow
 def test_communities_are_found_by_default_and_with_spectral_clustering_but_not_without_them(path, figures):
     record = Record.load(path)
     assert any(communities_of("all", record))

@@ -75,6 +75,7 @@ def test_in_30_rounds_on_digits_asr_rises_and_acc_stays(attack: str):
     assert last_rounds(simulation, "acc") > start["acc"] - fall
 
 
+@pytest.mark.slow
 def test_on_digits_the_model_has_no_backdoor_without_an_attack():
     simulation = Simulation(RunConfig(task="digits", attack="none", rounds=30, evaluate_every=30, engine="loop"))
     simulation.run()

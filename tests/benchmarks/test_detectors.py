@@ -28,6 +28,7 @@ def four_clients(record) -> Record:
     return Record([without(observation, excluded)], [1], [truth[~excluded]])
 
 
+@pytest.mark.slow
 def test_two_clusters_with_an_attacker_each_have_the_rand_index_of_a_count_by_hand(four_clients):
     (truth,) = four_clients.attacking
     labels = np.zeros(4, dtype=np.int64)
@@ -42,6 +43,7 @@ def test_two_clusters_with_an_attacker_each_have_the_rand_index_of_a_count_by_ha
     assert tally.indices == [pytest.approx(-0.5)]
 
 
+@pytest.mark.slow
 def test_false_positives_are_counted_in_rounds_without_the_attackers(four_clients):
     observation, truth = four_clients.rounds[0], four_clients.attacking[0]
     attackers = {client for client, one in zip(observation.clients, truth, strict=True) if one}

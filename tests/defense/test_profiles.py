@@ -26,7 +26,7 @@ from sklearn.cluster import SpectralClustering
 
 from g2uardfl.core.settings import check, number
 from g2uardfl.defense.agreement import Default
-from g2uardfl.defense.agreement.clustering import CommunityClusters
+from g2uardfl.defense.stages import Clusters
 from g2uardfl.defense.stages import Clustering
 
 
@@ -52,7 +52,7 @@ class Spectral(Clustering):
         smaller = found == np.argmin(np.bincount(found))
         within = evidence.edges[np.ix_(smaller, smaller)]
         flagged = smaller & (smaller.sum() > 1) & (within.mean() > self.settings.min_mean_edge)
-        return CommunityClusters(flagged.astype(np.int64), flagged * 1.0)
+        return Clusters(flagged.astype(np.int64), flagged * 1.0)
 
 
 class Mine(Default):
@@ -173,10 +173,10 @@ def test_a_saved_profile_that_can_no_longer_be_imported_is_one_clear_error(mine,
         G2uardFL.load(tmp_path / "guard")
 
 
-def test_a_stage_that_does_not_fit_the_others_is_one_clear_error(mine):
+def test_a_clustering_that_finds_too_few_clients_to_compare_flags_nobody(mine):
     guard = G2uardFL(profile="spectral_profile:Unfit")
-    with pytest.raises(ValueError, match="this filtering needs clusters"):
-        guard.aggregate(first_model(), Federation().messages(first_model(), 1))
+    result = guard.aggregate(first_model(), Federation().messages(first_model(), 1))
+    assert {verdict.decision for verdict in result.verdicts.values()} == {"accepted"}
 
 
 def test_an_own_profile_changes_nothing_of_the_built_in_ones(mine):

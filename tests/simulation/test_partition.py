@@ -13,8 +13,7 @@ from scipy import stats
 
 from g2uardfl.core.errors import ConfigError
 from g2uardfl.simulation.partition import Indices, dirichlet, iid, natural, partition
-
-MNIST_CLASS_COUNTS = (5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949)
+from helpers.data_sets import MNIST_TRAIN_COUNTS
 
 
 def shuffled_labels(counts: tuple[int, ...]) -> np.ndarray:
@@ -37,10 +36,8 @@ def class_shares(clients: list[Indices], labels: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("num_clients", [200, 1000, 5000])
 @pytest.mark.parametrize("alpha", [0.05, 0.5, 1.0, 100.0, math.inf])
-def test_sixty_thousand_samples_are_used_once_and_no_client_is_empty(
-    alpha: float, num_clients: int
-) -> None:
-    clients = partition(shuffled_labels(MNIST_CLASS_COUNTS), num_clients, alpha, seed=0)
+def test_sixty_thousand_samples_are_used_once_and_no_client_is_empty(alpha: float, num_clients: int) -> None:
+    clients = partition(shuffled_labels(MNIST_TRAIN_COUNTS), num_clients, alpha, seed=0)
     assert len(clients) == num_clients
     assert min(len(client) for client in clients) >= 1
     assert_every_sample_is_used_once(clients, 60_000)
@@ -141,7 +138,7 @@ def test_shares_of_different_classes_are_independent() -> None:
 
 
 def test_a_smaller_alpha_gives_clients_fewer_classes() -> None:
-    labels = shuffled_labels(MNIST_CLASS_COUNTS)
+    labels = shuffled_labels(MNIST_TRAIN_COUNTS)
     classes_held = {
         alpha: np.mean([len(np.unique(labels[client])) for client in dirichlet(labels, 200, alpha, seed=0)])
         for alpha in (0.05, 0.5, 100.0)

@@ -118,7 +118,14 @@ def test_settings_are_those_of_the_run_unless_another_profile_is_chosen(tmp_path
     recorded = with_recorded_settings(record, {})
     assert (recorded["seed"], recorded["window"], recorded["min_lead"]) == (7, 40, 2.0)
     assert with_recorded_settings(record, {"window": 50}) == {**recorded, "window": 50}
-    assert with_recorded_settings(record, {"profile": "paper"}) == {"profile": "paper"}
+    assert with_recorded_settings(record, {"profile": "paper"}) == {"seed": 7, "profile": "paper"}
+
+
+@pytest.mark.parametrize("name", ["sketch_width", "rollback"])
+def test_a_setting_without_effect_on_a_record_is_refused(digits_record, name):
+    changed = {"sketch_width": 16, "rollback": False}[name]
+    with pytest.raises(ConfigError, match=f"{name} has no effect on recorded rounds"):
+        create_for(Record.load(digits_record), "g2uardfl", {name: changed})
 
 
 class EvenRejecting(aggregators.find("fedavg")):

@@ -18,6 +18,7 @@ def equal(first, second):
     return all(torch.equal(first[name], second[name]) for name in first)
 
 
+@pytest.mark.slow
 def test_a_converged_model_is_trained_once_and_cached(tmp_path, monkeypatch):
     monkeypatch.setenv("G2UARDFL_CACHE", str(tmp_path))
     epochs = []
@@ -37,6 +38,7 @@ def test_the_cache_key_depends_on_seed_and_data():
     assert start_key(DIGITS, 0) != start_key(other, 0)
 
 
+@pytest.mark.slow
 def test_a_cache_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("a file instead of a folder")
     monkeypatch.setenv("G2UARDFL_CACHE", str(tmp_path / "file"))

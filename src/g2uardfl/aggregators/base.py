@@ -267,7 +267,6 @@ class Aggregator(ABC):
             For what the caller controls: no clients at all, an empty model, an id that is no int or str.
         """
         layout = ModelLayout.of(global_weights)
-        self.accept_layout(layout)
         examples = num_examples if self.uses_num_examples else None
 
         def read(check: bool) -> tuple[Round, dict[ClientId, str]]:
@@ -276,6 +275,7 @@ class Aggregator(ABC):
         began = time.perf_counter()
         try:
             round_, invalid = read(check=not self.checked_on_the_way)
+            self.accept_layout(layout)
             read_at = time.perf_counter()
             outcome = self._outcome(round_, min_updates)
         except UpdateCheckError:
@@ -283,7 +283,8 @@ class Aggregator(ABC):
             read_at = time.perf_counter()
             outcome = self._outcome(round_, min_updates)
         decided_at = time.perf_counter()
-        weights = _next_model(round_, outcome)
+        # Observers see the step after the model is built, which must not have taken its memory.
+        weights = _next_model(round_, outcome, step_is_spare=outcome.step_is_spare and not observers)
         built_at = time.perf_counter()
 
         decided = len(round_.clients) >= max(1, min_updates)
@@ -319,7 +320,7 @@ class Aggregator(ABC):
         """Decide about one round of at least one usable update."""
 
     def accept_layout(self, layout: ModelLayout) -> None:  # noqa: B027 - only a rule with memory has to look
-        """Called with the model's layout before a round is read; a rule with memory checks that it still fits."""
+        """Called with the model's layout before a round is decided; a rule with memory checks that it still fits."""
 
     def state(self) -> SavedState:
         """What the rule remembers between rounds; empty for a rule without memory."""
@@ -348,14 +349,14 @@ def _read_round(
         messages.buffers,
         global_weights,
         {client: client_weights[client] for client in messages.clients},
-        number,
+        None if number is None else int(number),
     )
     return round_, messages.invalid
 
 
-def _next_model(round_: Round, outcome: Outcome) -> dict[str, Any]:
+def _next_model(round_: Round, outcome: Outcome, step_is_spare: bool) -> dict[str, Any]:
     layout, like = round_.layout, round_.global_weights
     if outcome.restored is not None:
         return layout.rebuild(like, outcome.restored.vector.to(round_.global_vector), outcome.restored.buffers)
     averaged = average_buffers(round_.buffers, outcome.shares)
-    return layout.rebuild(like, round_.global_vector, averaged, outcome.step, outcome.step_is_spare)
+    return layout.rebuild(like, round_.global_vector, averaged, outcome.step, step_is_spare)

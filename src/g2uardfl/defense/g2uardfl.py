@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from .guard import Guard
-
-AnyGuard = TypeVar("AnyGuard", bound="G2uardFL")
 
 
 class G2uardFL(Guard):
@@ -61,13 +58,14 @@ class G2uardFL(Guard):
         (`default` profile) How many usual norms may be removed in all, if the model seems to have been poisoned before
         the guard started (default: 20.0).
     max_pull
-        (`default` profile) Attackers that pull by this many usual norms find nothing of their backdoor in the model:
-        nothing is removed (default: 8.0).
+        (`default` profile) Nothing is removed if the flagged clients' mean update exceeds this many usual norms: their
+        backdoor is then not in the model (default: 8.0).
     poisoned_pull
-        (`default` profile) Attackers that pull by this many usual norms did not find their backdoor in the model at
-        first (default: 3.0).
+        (`default` profile) The model counts as clean at the start if the flagged clients' mean update exceeds this many
+        usual norms (default: 3.0).
     poisoned_similarity
-        (`default` profile) Nor did attackers whose updates have this mean cosine (default: 0.6).
+        (`default` profile) The model counts as clean at the start if the flagged clients' updates have at least this
+        mean cosine (default: 0.6).
     attribute_history
         (`paper` profile) κ1: the weight of a client's remembered attributes (default: 0.1).
     relation_history
@@ -197,12 +195,7 @@ class G2uardFL(Guard):
     ) -> None:
         arguments = dict(locals())
         given = {name: value for name, value in arguments.items() if name in _KEYWORDS and value is not None}
-        super().__init__(profile, seed, {**given, **own_settings})
-
-    @classmethod
-    def _with(cls: type[AnyGuard], configuration: Mapping[str, Any]) -> AnyGuard:
-        settings = dict(configuration)
-        return cls(settings.pop("profile"), seed=settings.pop("seed"), **settings)
+        super().__init__(profile, seed=seed, **given, **own_settings)
 
 
 _KEYWORDS = G2uardFL.__init__.__annotations__.keys() - {"profile", "seed", "own_settings", "return"}

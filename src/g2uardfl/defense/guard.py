@@ -6,16 +6,16 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from ..aggregators.base import Aggregator, ClientId, Decision, Event, Outcome, Round, Verdict, model_kept
-from ..core.errors import StateError
+from ..core.errors import ConfigError, StateError
 from ..core.layout import ModelLayout
 from ..core.numerics import Array
 from ..core.settings import build, number
 from ..core.state_files import SavedState, read_state, write_state
 from .observation import Observation, Observer
-from .profiles import build_parts
+from .profiles import PARTS, build_parts
 from .stages import Clustering, Construction, Elimination, Evidence, Filtering, Judgement, Stage, Step
 
 _KIND = "guard"
@@ -38,7 +38,7 @@ class Guard(Aggregator):
         "default", "paper", or `package.module:ClassName` of a `Profile`.
     seed
         Determines everything random: the same seed and inputs give the same results.
-    settings
+    **settings
         Settings of the profile by name; the others keep their defaults.
     """
 
@@ -46,27 +46,34 @@ class Guard(Aggregator):
     summary = "clusters clients as an attributed graph, keeps their reputations, and moves away from attackers"
     takes_seed = True
 
-    def __init__(self, profile: str, seed: int, settings: Mapping[str, Any]) -> None:
+    observer: Observer
+    construction: Construction[Any, Any]
+    clustering: Clustering[Any, Any, Any]
+    filtering: Filtering[Any, Any, Any, Any]
+    elimination: Elimination[Any, Any]
+
+    def __init__(self, profile: str = "default", *, seed: int = 0, **settings: Any) -> None:
+        if not isinstance(profile, str):
+            raise ConfigError(f"profile={profile!r} is not allowed: give a name, or package.module:ClassName")
         self.profile, self.seed = profile, build(_Seed, {"seed": seed}).seed
         self._install(build_parts(profile, self.seed, settings))
         self.round = 0
         """Rounds decided so far."""
         self._signature: list[list[Any]] | None = None
 
-    def _install(self, parts: dict[str, Stage]) -> None:
-        self._parts = parts
-        self.observer = cast("Observer", parts["observer"])
-        self.construction = cast("Construction[Any, Any]", parts["construction"])
-        self.clustering = cast("Clustering[Any, Any, Any]", parts["clustering"])
-        self.filtering = cast("Filtering[Any, Any, Any, Any]", parts["filtering"])
-        self.elimination = cast("Elimination[Any, Any]", parts["elimination"])
+    @property
+    def parts(self) -> dict[str, Stage]:
+        """Observer and stages by name, in the order of a round."""
+        return {name: getattr(self, name) for name in PARTS}
+
+    def _install(self, parts: Mapping[str, Stage]) -> None:
+        for name, part in parts.items():
+            setattr(self, name, part)
 
     def configuration(self) -> dict[str, Any]:
         """Profile, seed and all settings by name."""
-        return {"profile": self.profile, "seed": self.seed, **self._stage_settings()}
-
-    def _stage_settings(self) -> dict[str, Any]:
-        return {name: value for part in self._parts.values() for name, value in vars(part.settings).items()}
+        settings = {name: value for part in self.parts.values() for name, value in vars(part.settings).items()}
+        return {"profile": self.profile, "seed": self.seed, **settings}
 
     def accept_layout(self, layout: ModelLayout) -> None:
         """Refuse a model that is not the one the guard remembers."""
@@ -89,7 +96,7 @@ class Guard(Aggregator):
             step.vector,
             step.shares,
             _verdicts(evidence.clients, judgement, step.weights),
-            events=_events(step, judgement),
+            events=_events(step),
             restored=step.restored,
             seconds=clock.seconds,
             observation=observation,
@@ -119,7 +126,7 @@ class Guard(Aggregator):
     def state(self) -> SavedState:
         """Everything the guard remembers, and its settings."""
         values = {"settings": self.configuration(), "round": self.round, "signature": self._signature}
-        return SavedState.joined({name: part.state() for name, part in self._parts.items()}, values)
+        return SavedState.joined({name: part.state() for name, part in self.parts.items()}, values)
 
     def restore(self, state: SavedState) -> None:
         """Continue from a saved state, bit for bit. The saved seed replaces this guard's; its settings stay."""
@@ -131,7 +138,7 @@ class Guard(Aggregator):
                     "choose that profile, or start anew"
                 )
             seed, number, signature = int(saved["seed"]), int(state.values["round"]), state.values["signature"]
-            parts = build_parts(self.profile, seed, self._stage_settings())
+            parts = {name: type(part)(part.settings, seed) for name, part in self.parts.items()}
             for name, part in parts.items():
                 part.restore(state.part(name))
         except (KeyError, TypeError, ValueError) as error:
@@ -150,16 +157,12 @@ class Guard(Aggregator):
         """A guard with the saved settings that continues where the saved one stopped."""
         state = read_state(path, _KIND)
         try:
-            guard = cls._with(state.values["settings"])
+            settings = dict(state.values["settings"])
+            guard = cls(settings.pop("profile"), seed=settings.pop("seed"), **settings)
         except (KeyError, TypeError) as error:
             raise StateError(f"{path} is incomplete ({error}): restore it from a copy or start anew") from error
         guard.restore(state)
         return guard
-
-    @classmethod
-    def _with(cls: type[AnyGuard], configuration: Mapping[str, Any]) -> AnyGuard:
-        settings = dict(configuration)
-        return cls(settings.pop("profile"), settings.pop("seed"), settings)
 
 
 def _verdicts(
@@ -179,10 +182,10 @@ def _verdicts(
     return verdicts
 
 
-def _events(step: Step, judgement: Judgement) -> tuple[Event, ...]:
-    if step.events or judgement.accepted.any():
+def _events(step: Step) -> tuple[Event, ...]:
+    if step.restored is not None or step.weights.any():
         return step.events
-    return (model_kept("Every client was refused"),)
+    return (*step.events, model_kept("Every client was refused"))
 
 
 class _Clock:

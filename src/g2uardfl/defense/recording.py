@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -105,11 +104,9 @@ class RoundRecorder:
             outcome.observation if isinstance(outcome.observation, Observation) else Observation(round_.clients, layers)
         )
         measured = dict(own.measured)
-        # A copy: making the matrix of updates here must not change in which order anybody else sums it.
-        seen = replace(round_, sent=copy(round_.sent))
         for observer in self._observers:
             if not measured.keys() >= observer.client_axes.keys():
-                measured |= observer.measure(seen)
+                measured = {**observer.measure(round_), **measured}
         self.record.rounds.append(replace(own, measured=measured))
         self.record.numbers.append(len(self.record.rounds) if round_.number is None else round_.number)
 

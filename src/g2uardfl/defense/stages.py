@@ -1,6 +1,10 @@
 """The four stages of every round, and the values that one hands to the next.
 
-    Observation --construction--> Evidence --clustering--> Clusters --filtering--> Judgement --elimination--> Step
+    construction: Observation                -> Evidence
+    filtering:    Evidence                   -> Prior        (what earlier rounds say about these clients)
+    clustering:   Evidence, Prior            -> Clusters
+    filtering:    Evidence, Prior, Clusters  -> Judgement
+    elimination:  Round, Evidence, Judgement -> Step
 
 The stages are those of the paper's Figure 2. Each is a small object with frozen settings and a memory of its own, which
 no other object touches; what a stage needs from another travels in these values. A profile chooses one class for each
@@ -11,7 +15,7 @@ may hand each other subclasses with more.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import numpy as np
@@ -67,6 +71,8 @@ class Clusters:
     """The cluster of each node."""
     membership: Array
     """For each node the probability that it belongs to its cluster."""
+    twins: tuple[int | None, ...] = field(default=(), kw_only=True)
+    """For each client of this round the row of one that sent almost the same; empty where none is searched for."""
 
     def describe(self, label: int) -> str:
         """What there is to say about an update of cluster `label`, as a clause of a reason."""

@@ -33,7 +33,7 @@ class Recorder(Callback):
             raise ConfigError("--record needs the whole run: leave it out when resuming, or start a new run")
         # A config that cannot be written fails now, not when a long run ends.
         self._config = simulation.config.to_toml()
-        self._recorder = RoundRecorder()
+        self._recorder = RoundRecorder(seed=simulation.config.seed)
         simulation.observers.append(self._recorder)
 
     def on_end(self, simulation: Simulation, summary: dict[str, Any]) -> None:

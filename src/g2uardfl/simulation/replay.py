@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from sklearn.metrics import adjusted_rand_score
 from .. import aggregators
 from ..aggregators.base import Aggregator
 from ..core.errors import ConfigError
+from ..defense import profiles
 from ..defense.guard import Guard
 from ..defense.recording import Record
 from .metrics import Detection
@@ -38,17 +39,32 @@ def create_for(record: Record, defense: str, settings: Mapping[str, Any]) -> Agg
     """The rule that decides a record: a guard with the recorded settings and `settings` on top, or another rule."""
     if issubclass(aggregators.find(defense), Guard):
         settings = with_recorded_settings(record, settings)
+        _refuse_without_effect(record, settings)
     return aggregators.create(defense, **settings)
 
 
 def with_recorded_settings(record: Record, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of the recorded guard with `settings` on top.
 
-    `settings` alone where they name another profile than the recorded one, or where the recorded rule is no guard.
+    Where they name another profile than the recorded one only the seed is kept, and nothing where the recorded rule is
+    no guard.
     """
     recorded = record.notes.get("defense") or {}
-    profile = settings.get("profile", recorded.get("profile", "default"))
-    return {**recorded, **settings} if recorded.get("profile") == profile else dict(settings)
+    if "profile" not in recorded:
+        return dict(settings)
+    if settings.get("profile", recorded["profile"]) != recorded["profile"]:
+        recorded = {"seed": recorded["seed"]}
+    return {**recorded, **settings}
+
+
+def _refuse_without_effect(record: Record, settings: Mapping[str, Any]) -> None:
+    """Refuse changed settings of observer and elimination, which do not take part in a replay."""
+    profile = profiles.find(settings.get("profile", "default"))
+    recorded = {**profile.defaults(), **(record.notes.get("defense") or {})}
+    for part in ("observer", "elimination"):
+        for item in fields(profile.parts()[part].Settings):
+            if settings.get(item.name, recorded[item.name]) != recorded[item.name]:
+                raise ConfigError(f"{item.name} has no effect on recorded rounds, which pass no {part}: leave it out")
 
 
 def replay(record: Record, defense: Aggregator, on_round: Callable[[], None] = lambda: None) -> Replay:

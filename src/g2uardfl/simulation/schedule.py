@@ -11,8 +11,8 @@ import torch
 Ids = npt.NDArray[np.int64]
 """Client ids, or one round number per client."""
 
-# Each kind of random choice has its own random stream, so that changing one does not change the others.
 _PARTITION, _MALICIOUS, _SELECTION, _TRAINING, _POISONING, _START, _CHURN, _ATTACK = range(8)
+"""One random stream for each kind of random choice, so that a change of one does not affect the others."""
 
 
 @dataclass(frozen=True)

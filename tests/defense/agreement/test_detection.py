@@ -48,6 +48,7 @@ def test_attackers_who_share_a_direction_are_refused_and_the_others_are_not(seed
     assert caught >= 0.95 * sum(was_refused for _, was_refused in truth)
 
 
+@pytest.mark.slow
 def test_without_attackers_hardly_anybody_is_refused():
     # Measured over 15 seeds: 16 of 4500 updates, in 2 of the seeds.
     counts = [

@@ -56,7 +56,7 @@ def found(*communities, count=5, twins=None) -> CommunityClusters:
     for number, community in enumerate(all_, start=1):
         labels[community.members] = number
         membership = np.maximum(membership, community.belonging)
-    return CommunityClusters(labels, membership, tuple(all_), tuple(twins or [None] * count))
+    return CommunityClusters(labels, membership, tuple(all_), twins=tuple(twins or [None] * count))
 
 
 def of_five(shapes=None):

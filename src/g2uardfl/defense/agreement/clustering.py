@@ -48,15 +48,11 @@ class SubmissionPrior(Prior):
 class CommunityClusters(Clusters):
     """Label 0 is for submissions in no community of attackers; all others are suspected by their `membership`."""
 
-    communities: tuple[Community, ...] = ()
-    """What is known about the communities 1, 2, ...; another clustering may leave it empty."""
-    twins: tuple[int | None, ...] = ()
-    """For each client of this round the row of its twin, if it has one; empty for a clustering that finds none."""
+    communities: tuple[Community, ...]
+    """The communities 1, 2, ..."""
 
     def describe(self, label: int) -> str:
         """How similar the members of a community are."""
-        if not self.communities:
-            return super().describe(label)
         community = self.communities[label - 1]
         return (
             f"its update is similar to {int(community.members.sum()) - 1} others of the last rounds "
@@ -87,4 +83,4 @@ class CommunityClustering(Clustering[SubmissionGraph, SubmissionPrior, Community
             labels[community.members] = label
             membership = np.maximum(membership, community.belonging)
         twins = find_twins(evidence.edges, evidence.rounds, prior.suspects, config.twin_similarity)
-        return CommunityClusters(labels, membership, tuple(communities), tuple(twins))
+        return CommunityClusters(labels, membership, tuple(communities), twins=tuple(twins))

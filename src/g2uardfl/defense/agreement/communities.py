@@ -28,13 +28,13 @@ MIN_CLIENTS = 5
 """With fewer clients no community is searched for: there would be no majority to compare with."""
 MIN_MEMBERS = 3
 """A community has at least this many clients; two that are similar are twins (`twins.py`)."""
-MUCH_LESS = 1 / 3
+MAX_COSINE_RATIO = 1 / 3
 """Clients have much less in common than others if their mean cosine is at most this share of the others'."""
 _MAX_COMMUNITIES = 7
 """At most this many communities are searched for, one after the other."""
 _EIGENVECTORS = 3
 """Candidates are the ends of this many leading eigenvectors: the first may show something honest clients share."""
-_NEARLY_ALL = 0.8
+_MAX_ROUND_SHARE = 0.8
 """Attackers rarely make up more than this share of a round."""
 _GROWTH_STEPS = 5
 """A candidate is grown at most this many times."""
@@ -76,7 +76,7 @@ class _Senders:
         """Those of some submissions."""
         return _Senders(self.people[some], self.suspects[some], self.rows[some], self.sketches)
 
-    def are_mostly(self, members: Mask) -> bool:
+    def are_honest_majority(self, members: Mask) -> bool:
         """Whether the members are the honest majority: more than half of the clients who are no suspects.
 
         They are not if the other clients have much less in common: near convergence honest clients have almost nothing
@@ -88,7 +88,7 @@ class _Senders:
         if self.sketches is None or _count(self.people[others]) < MIN_MEMBERS:
             return True
         of_others, of_members = (mean_cosine(self.sketches[self.rows[some]]) for some in (others, members))
-        return of_others > MUCH_LESS * of_members
+        return of_others > MAX_COSINE_RATIO * of_members
 
 
 def find_communities(
@@ -156,7 +156,7 @@ def _stand_out(
     """Whether the chosen communities are those of attackers: a minority, and clearly stronger than all else."""
     weakest, others = chosen[-1].strength, [one.strength for one in found if one not in chosen]
     members = np.any([one.members for one in chosen], axis=0)
-    if weakest < min_lead * max([floor, *others]) or senders.are_mostly(members):
+    if weakest < min_lead * max([floor, *others]) or senders.are_honest_majority(members):
         return False
     if any(_covers_its_rounds(one.members, members, rounds, senders.suspects) for one in chosen):
         return False
@@ -171,7 +171,7 @@ def _covers_its_rounds(community: Mask, members: Mask, rounds: Numbers, suspects
     """Whether most of a community comes from rounds that `members`, all communities together, cover nearly whole."""
     _, place = np.unique(rounds, return_inverse=True)
     present, lost = (np.bincount(place, weights=rows & ~suspects) for rows in (np.ones_like(members), members))
-    covered = (present >= MIN_MEMBERS) & (lost > _NEARLY_ALL * present)
+    covered = (present >= MIN_MEMBERS) & (lost > _MAX_ROUND_SHARE * present)
     return bool(2 * np.count_nonzero(community & covered[place]) > np.count_nonzero(community))
 
 
@@ -187,9 +187,9 @@ def _noise_strength(edges: Array, people: Numbers) -> float:
 
 def _centred(edges: Array, people: Numbers) -> Array:
     """The edges minus their median if that is positive: without attackers all others seem a little similar."""
-    strangers = people[:, None] != people[None, :]
-    median = float(np.median(edges[strangers])) if strangers.any() else 0.0
-    return np.where(strangers, edges - max(0.0, median), 0.0)
+    different_clients = people[:, None] != people[None, :]
+    median = float(np.median(edges[different_clients])) if different_clients.any() else 0.0
+    return np.where(different_clients, edges - max(0.0, median), 0.0)
 
 
 def _most_evident(edges: Array, senders: _Senders, min_strength: float) -> Community | None:
@@ -228,17 +228,17 @@ def _grown(edges: Array, senders: _Senders, members: Mask) -> Community | None:
     """Add submissions similar to the members and drop dissimilar ones, until none moves."""
     people = np.unique(senders.people, return_inverse=True)[1]
     clients = int(people.max()) + 1
-    strangers = people[:, None] != people[None, :]
+    different_clients = people[:, None] != people[None, :]
     for _ in range(_GROWTH_STEPS):
         if _count(people[members]) < MIN_MEMBERS:
             return None
-        closeness = edges[:, members].sum(axis=1) / np.maximum(1, strangers[:, members].sum(axis=1))
+        closeness = edges[:, members].sum(axis=1) / np.maximum(1, different_clients[:, members].sum(axis=1))
         _, belonging = two_components(closeness)
         settled = bool(np.array_equal(members, belonging > 0.5))
         members = belonging > 0.5
         if settled:
             break
-    if _count(people[members]) < MIN_MEMBERS or senders.are_mostly(members):
+    if _count(people[members]) < MIN_MEMBERS or senders.are_honest_majority(members):
         return None
     gain, _ = two_components(np.bincount(people, closeness) / np.bincount(people))
     evidence = 2.0 * gain * clients - 2.0 * math.log(clients)

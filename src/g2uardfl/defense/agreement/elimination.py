@@ -29,9 +29,9 @@ from .removal import (
 from .rollback import Snapshot, Snapshots
 from .sketches import mean_cosine
 
-_CERTAIN = 0.99
+_ROLLBACK_PROBABILITY = 0.99
 """Roll back when an accepted submission belongs to a community of attackers with at least this probability."""
-_STILL_LEARNING = 0.25
+_MAX_COMMON_COSINE = 0.25
 """Above this mean cosine of the accepted updates all clients still learn the same. Measured: 0.3 to 0.7 in training
 from scratch, below 0.1 near convergence."""
 _DELIBERATE = 0.25
@@ -55,11 +55,12 @@ class EliminationSettings:
     elimination_allowance: float = number(20.0, 0, math.inf)
     """How many usual norms may be removed in all, if the model seems to have been poisoned before the guard started."""
     max_pull: float = number(8.0, 0, math.inf, above=True)
-    """Attackers that pull by this many usual norms find nothing of their backdoor in the model: nothing is removed."""
+    """Nothing is removed if the flagged clients' mean update exceeds this many usual norms: their backdoor is then not
+    in the model."""
     poisoned_pull: float = number(3.0, 0, math.inf, above=True)
-    """Attackers that pull by this many usual norms did not find their backdoor in the model at first."""
+    """The model counts as clean at the start if the flagged clients' mean update exceeds this many usual norms."""
     poisoned_similarity: float = number(0.6, 0, math.inf, above=True)
-    """Nor did attackers whose updates have this mean cosine."""
+    """The model counts as clean at the start if the flagged clients' updates have at least this mean cosine."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -115,7 +116,7 @@ class RollbackAndElimination(Elimination[SubmissionGraph, AgreementJudgement]):
                 self.removed = factor * poison
                 vector, weights = vector - self.removed, shares - factor * away
                 events.append(_eliminated(norm_of(self.removed), judgement))
-                # Models from before a removal are not worth going back to.
+                # A rollback may undo this removal, but goes back no further.
                 self.snapshots.kept.clear()
         if self.settings.rollback:
             self.snapshots.add(evidence.round, round_)
@@ -139,7 +140,7 @@ class RollbackAndElimination(Elimination[SubmissionGraph, AgreementJudgement]):
         """
         if not self.settings.rollback:
             return None
-        rounds, malicious = evidence.rounds, judgement.membership > _CERTAIN
+        rounds, malicious = evidence.rounds, judgement.membership > _ROLLBACK_PROBABILITY
         self.snapshots.forget(before=int(rounds.min()))
         accepted = evidence.accepted.copy()
         accepted[evidence.here] = judgement.accepted
@@ -150,7 +151,7 @@ class RollbackAndElimination(Elimination[SubmissionGraph, AgreementJudgement]):
         poisoned = sorted(set(rounds[malicious & accepted].tolist()))
         previous = {number: max(rounds[rounds < number], default=number) for number in poisoned}
         return self.snapshots.before(
-            [number for number in poisoned if min(common(number), common(previous[number])) <= _STILL_LEARNING]
+            [number for number in poisoned if min(common(number), common(previous[number])) <= _MAX_COMMON_COSINE]
         )
 
     def _may_remove(self, judgement: AgreementJudgement) -> bool:
@@ -170,7 +171,7 @@ class RollbackAndElimination(Elimination[SubmissionGraph, AgreementJudgement]):
         poison = round_.weighted_sum(away)
         similarity = mean_pairwise_cosine(poison, step, evidence.norms[judgement.colluding])
         # Early in training everybody's step opposes whoever does not learn.
-        learning = mean_cosine(evidence.sketches[evidence.here][judgement.accepted]) > _STILL_LEARNING
+        learning = mean_cosine(evidence.sketches[evidence.here][judgement.accepted]) > _MAX_COMMON_COSINE
         opposed = 0.0 if learning else opposition(poison, step)
         norm = norm_of(poison)
         if not norm > 0:
@@ -235,12 +236,14 @@ def _rolled_back(snapshot: Snapshot) -> Event:
 def _eliminated(norm: float, judgement: AgreementJudgement) -> Event:
     clients = int(np.count_nonzero(judgement.colluding))
     relative = norm / judgement.usual_norm if judgement.usual_norm else math.nan
-    message = f"What {clients} attackers pull towards was removed from the model ({relative:.2g} usual norms)."
+    message = (
+        f"The common direction of {clients} flagged clients was removed from the model ({relative:.2g} usual norms)."
+    )
     return Event("eliminated", message, {"clients": clients, "norm": norm})
 
 
 def _reversed(share: float) -> Event:
-    message = "Honest updates point back towards what was removed last: nothing is removed now, and less from now on."
+    message = "Honest updates point towards the removed component: nothing is removed now, and half as much later."
     return Event("elimination_reversed", message, {"removal_share": share})
 
 

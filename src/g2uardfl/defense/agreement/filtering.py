@@ -12,14 +12,14 @@ from ...core.clipping import clip_factors
 from ...core.numerics import Array
 from ...core.settings import check, number
 from ...core.state_files import SavedState
-from ..stages import Filtering, Mask
-from .clustering import CommunityClusters, SubmissionPrior
+from ..stages import Clusters, Filtering, Mask
+from .clustering import SubmissionPrior
 from .communities import MIN_CLIENTS
 from .construction import NoiseJudgement, SubmissionGraph
 from .history import ShapeHistory
 from .reputation import Reputation, flagged, updated_scores
 
-_CONVICTED = -0.5
+_SUSPECT_SCORE = -0.5
 """Clients below this score are suspects: they were convicted, and have not recovered since."""
 _NEGLIGIBLE = 100.0
 """Twins whose updates are so many times smaller than usual have nothing to learn, and do no harm."""
@@ -63,7 +63,7 @@ class AgreementJudgement(NoiseJudgement):
     """Whether too few updates have been accepted for full steps."""
 
 
-class ReputationFiltering(Filtering[SubmissionGraph, SubmissionPrior, CommunityClusters, AgreementJudgement]):
+class ReputationFiltering(Filtering[SubmissionGraph, SubmissionPrior, Clusters, AgreementJudgement]):
     """Suspects communities, twins and outliers, weighs suspicion by reputation, and clips to the usual norm."""
 
     Settings = FilteringSettings
@@ -76,7 +76,7 @@ class ReputationFiltering(Filtering[SubmissionGraph, SubmissionPrior, CommunityC
     def prior(self, evidence: SubmissionGraph) -> SubmissionPrior:
         """Reputations, and whose update of this round is far larger than all others."""
         scores = self.reputation.read(evidence.nodes)
-        suspects = scores < _CONVICTED
+        suspects = scores < _SUSPECT_SCORE
         outsized = self.outsized(evidence)
         suspects[evidence.here] |= outsized
         return SubmissionPrior(scores, suspects, outsized, self.history.heterogeneous)
@@ -85,12 +85,10 @@ class ReputationFiltering(Filtering[SubmissionGraph, SubmissionPrior, CommunityC
         """Whose update of this round is so much larger than all others that it must attack."""
         return self.history.outsized(evidence.shapes, evidence.sketches[evidence.here])
 
-    def judge(
-        self, evidence: SubmissionGraph, prior: SubmissionPrior, clusters: CommunityClusters | None
-    ) -> AgreementJudgement:
+    def judge(self, evidence: SubmissionGraph, prior: SubmissionPrior, clusters: Clusters | None) -> AgreementJudgement:
         """Flag attackers, hold out clients of bad reputation, and remember shapes of accepted updates."""
         if clusters is None:
-            raise ValueError("this filtering needs clusters: a clustering that found none returns label 0 for all")
+            clusters = Clusters(np.zeros(len(evidence.nodes), dtype=np.int64), np.zeros(len(evidence.nodes)))
         config, here = self.settings, evidence.here
         members, before = clusters.labels > 0, prior.scores[here]
         z_scores = self.history.z_scores(
@@ -127,7 +125,7 @@ class ReputationFiltering(Filtering[SubmissionGraph, SubmissionPrior, CommunityC
             small_steps=self.history.takes_small_steps,
         )
 
-    def _suspicion(self, evidence: SubmissionGraph, clusters: CommunityClusters, z_scores: Array) -> Array:
+    def _suspicion(self, evidence: SubmissionGraph, clusters: Clusters, z_scores: Array) -> Array:
         """For each client the probability that it attacks."""
         allowed = self.settings.outlier_z_score
         # It grows with the z-score; one just above the threshold leaves the reputation as it is.
@@ -141,7 +139,7 @@ class ReputationFiltering(Filtering[SubmissionGraph, SubmissionPrior, CommunityC
     def _reasons(
         self,
         evidence: SubmissionGraph,
-        clusters: CommunityClusters,
+        clusters: Clusters,
         z_scores: Array,
         suspicion: Array,
         malicious: Mask,
@@ -164,7 +162,7 @@ class ReputationFiltering(Filtering[SubmissionGraph, SubmissionPrior, CommunityC
         return tuple(reasons)
 
     def _grounds(
-        self, row: int, evidence: SubmissionGraph, clusters: CommunityClusters, z_scores: Array, suspicion: Array
+        self, row: int, evidence: SubmissionGraph, clusters: Clusters, z_scores: Array, suspicion: Array
     ) -> str:
         label = int(clusters.labels[evidence.here][row])
         twin = clusters.twins[row] if clusters.twins else None

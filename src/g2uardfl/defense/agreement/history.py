@@ -11,13 +11,13 @@ import numpy as np
 
 from ...core.numerics import Array
 from ..stages import Mask
-from .communities import MIN_MEMBERS, MUCH_LESS
+from .communities import MAX_COSINE_RATIO, MIN_MEMBERS
 from .shapes import is_nonzero
 from .sketches import Sketches, mean_cosine
 
 _REMEMBERED = 200
 """How many accepted updates are remembered."""
-_ENOUGH = 20
+_MIN_REMEMBERED = 20
 """With fewer remembered updates a round is compared with its own updates, too."""
 _SMALL_STEPS = 50
 """Until so many updates have been accepted the model takes small steps: attackers are to be detected before the model
@@ -66,7 +66,7 @@ class ShapeHistory:
     @property
     def is_sufficient(self) -> bool:
         """Whether enough updates are remembered to compare with them alone."""
-        return len(self.seen) >= _ENOUGH
+        return len(self.seen) >= _MIN_REMEMBERED
 
     @property
     def heterogeneous(self) -> bool:
@@ -80,7 +80,7 @@ class ShapeHistory:
         return float(np.exp(np.median([norm for norm, _ in self.seen]))) if self.seen else None
 
     def add(self, shapes: Array) -> None:
-        """Remember accepted updates, but zero updates."""
+        """Remember accepted updates, except zero updates."""
         added = [(float(norm), float(peak)) for norm, peak in shapes[is_nonzero(shapes)]]
         self.seen = (self.seen + added)[-_REMEMBERED:]
 
@@ -148,7 +148,7 @@ class ShapeHistory:
         if self.seen and norms[larger].min() <= np.quantile([norm for norm, _ in self.seen], _UNUSUAL_QUANTILE):
             return nobody
         of_larger, of_others = (mean_cosine(sketches[some]) for some in (larger, others))
-        if of_larger > MUCH_LESS * of_others:
+        if of_larger > MAX_COSINE_RATIO * of_others:
             return larger
         flatter = np.median(peaks[others]) - np.median(peaks[larger]) > math.log(_FLATTER[bool(self.seen)])
         return larger if (flatter if self.seen or values is norms else of_others < _NOTHING_IN_COMMON) else nobody

@@ -1,4 +1,4 @@
-"""The similarity graph: how much more alike two submissions are than submissions of their two rounds usually are.
+"""The similarity graph: by how much the cosine of two submissions exceeds the usual cosine of their two rounds.
 
 Honest clients learn many things, so that near convergence their updates are almost orthogonal. Attackers with one
 backdoor pull the model in one direction, in this round and in the rounds before. In one round of ten clients that is

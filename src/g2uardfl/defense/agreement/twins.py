@@ -8,7 +8,7 @@ from ...core.numerics import Array
 from ..stages import Mask
 from .similarity import Numbers
 
-_COMMON = 0.1
+_MAX_TWIN_SHARE = 0.1
 """If more than this share of the unrelated submissions has a twin in another round, twins are nothing unusual: honest
 clients with the same kind of data then send them."""
 
@@ -29,6 +29,6 @@ def find_twins(edges: Array, rounds: Numbers, suspects: Mask, min_similarity: fl
     related = similar[-count:][is_twin].any(axis=0)
     unrelated = ~related & ~suspects
     across = similar & (rounds[:, None] != rounds[None, :])
-    if unrelated.any() and across[np.ix_(unrelated, unrelated)].any(axis=1).mean() > _COMMON:
+    if unrelated.any() and across[np.ix_(unrelated, unrelated)].any(axis=1).mean() > _MAX_TWIN_SHARE:
         return none
     return [int(other) if one else None for one, other in zip(is_twin, here.argmax(axis=1), strict=True)]

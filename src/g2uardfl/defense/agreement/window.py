@@ -32,7 +32,7 @@ class Window:
         """Add round `number`, and drop the oldest rounds that no longer fit."""
         self.clients += clients
         self.rounds += [number] * len(clients)
-        self.sketches = np.concatenate([self.sketches, sketches]) if len(self.sketches) else sketches
+        self.sketches = np.concatenate([self.sketches, sketches]) if len(self.sketches) else sketches.copy()
         self.accepted = np.concatenate([self.accepted, np.zeros(len(clients), dtype=bool)])
         surplus = len(self.clients) - max(self.limit, len(clients))
         if surplus > 0:
@@ -67,3 +67,5 @@ class Window:
         self.clients, self.rounds = list(state.values["clients"]), list(state.values["rounds"])
         self.accepted = np.array(state.values["accepted"], dtype=bool)
         self.sketches = state.arrays["sketches"]
+        if not len(self.clients) == len(self.rounds) == len(self.accepted) == len(self.sketches):
+            raise ValueError("the submissions of the window differ in number")
