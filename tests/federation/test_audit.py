@@ -65,7 +65,7 @@ def test_every_round_is_one_line_with_note_events_and_seconds(path):
     assert "client" not in line
     assert line["note"] == "The model was rolled back to round 3. A remark."
     assert line["events"] == [{"kind": "rolled_back", "message": "The model was rolled back to round 3.", "round": 3}]
-    assert line["seconds"] == {"reading": 0.5, "decision": 0.25}
+    assert line["stage_seconds"] == {"reading": 0.5, "decision": 0.25}
 
 
 def test_it_is_read_back_by_rounds(path):

@@ -25,6 +25,7 @@ assert not any(name.split(".")[0] in ("flwr", "ray") for name in sys.modules)
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["G2uardFLStrategy", "AggregatorStrategy", "array_record", "mods"])
 def test_without_flower_the_error_says_what_to_install(name):
     done = python(WITHOUT_FLOWER + f"from g2uardfl.flower import {name}")

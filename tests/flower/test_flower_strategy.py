@@ -246,8 +246,8 @@ def test_the_audit_holds_the_seconds_of_each_stage(tmp_path):
     strategy = G2uardFLStrategy(audit_path=tmp_path / "audit.jsonl")
     train_round(strategy, array_record(odd_mlp()), sending(client_weights(odd_mlp())))
     line = json.loads((tmp_path / "audit.jsonl").read_text().splitlines()[-1])
-    assert line["seconds"] == strategy.report.seconds
-    assert {"reading", "clustering", "filtering", "elimination", "building the model"} <= line["seconds"].keys()
+    assert line["stage_seconds"] == strategy.report.seconds
+    assert {"reading", "clustering", "filtering", "elimination", "building the model"} <= line["stage_seconds"].keys()
 
 
 def test_one_line_for_each_round_names_clients_and_reasons():

@@ -2,7 +2,7 @@
 
 Each verdict is a line with `time`, `session`, `rule`, `round`, `client`, `node`, `decision`, `reason` and, where the
 rule gives them, `benign_score`, `cluster`, `distance` and `weight`. The verdicts of a round are followed by one line
-without `client`, with `time`, `session`, `rule`, `round`, `note`, `events` and `seconds` (by stage). Many JSON readers
+without `client`, with `time`, `session`, `rule`, `round`, `note`, `events` and `stage_seconds`. Many JSON readers
 do not keep integers as large as node ids exactly, so client and node are strings.
 
 A server that is killed may leave an unfinished round, and the next one writes that round again under another `session`.
@@ -55,8 +55,7 @@ class AuditWriter:
         for client, verdict in report.verdicts.items():
             given = {name: value for name, value in asdict(verdict).items() if value is not None}
             lines.append({**head, "client": str(client), "node": str(nodes.get(client, client)), **given})
-        events = [event.as_dict() for event in report.events]
-        lines.append({**head, "note": report.note, "events": events, "seconds": dict(report.seconds)})
+        lines.append({**head, **report.as_dict()})
         with self.path.open("a", encoding="utf-8") as file:
             file.write("".join(json.dumps(line, default=str) + "\n" for line in lines))
             file.flush()
