@@ -106,6 +106,7 @@ def test_an_attack_is_not_called_outside_its_rounds():
     assert {number for number, _ in simulation.attack.calls} == {3, 4}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", attacks.names()[1:])
 def test_a_run_repeated_gives_the_same_records_and_weights_and_another_seed_others(name):
     first, again, other = (short_run(attack=name, seed=seed, alpha=1.0) for seed in (3, 3, 4))
@@ -117,6 +118,7 @@ def test_a_run_repeated_gives_the_same_records_and_weights_and_another_seed_othe
     assert records != other_records
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", attacks.names()[1:])
 def test_batched_training_gives_the_attack_of_the_loop(name):
     loop, batched = (short_run(attack=name, rounds=2, alpha=1.0, engine=engine) for engine in ("loop", "batched"))

@@ -250,6 +250,7 @@ def test_a_batched_round_ends_with_the_loops_weights_up_to_rounding(address):
         torch.testing.assert_close(batched.weights[key], value, rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_server_receives_what_the_attack_sends():
     config = {**CONFIG, "attack": "their_package.mirrored:Mirrored", "engine": "loop", "rounds": 1}
     simulation = Simulation(RunConfig(**config))

@@ -18,28 +18,29 @@ from g2uardfl.data.formats.png import decode_png
 from helpers.data_sets import DIGIT_LABELS, DIGITS, files_in, write_mnist
 
 RNG = np.random.default_rng(0)
-PICTURES = RNG.integers(0, 256, (6, 4, 32, 32, 3), dtype=np.uint8)
+IMAGES = RNG.integers(0, 256, (6, 4, 32, 32, 3), dtype=np.uint8)
 """Six batches of four images."""
-PICTURE_LABELS = RNG.integers(0, 10, (6, 4), dtype=np.uint8)
+IMAGE_LABELS = RNG.integers(0, 10, (6, 4), dtype=np.uint8)
 BATCHES = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
 
 
 def planes(images: np.ndarray) -> np.ndarray:
+    """One row per image: the red, green and blue plane."""
     return images.transpose(0, 3, 1, 2).reshape(len(images), -1)
 
 
 def write_binary_batches(folder: Path) -> list[Path]:
     folder.mkdir(exist_ok=True)
     paths = [folder / f"{name}.bin" for name in BATCHES]
-    for path, images, labels in zip(paths, PICTURES, PICTURE_LABELS, strict=True):
+    for path, images, labels in zip(paths, IMAGES, IMAGE_LABELS, strict=True):
         path.write_bytes(
             b"".join(bytes([label]) + row.tobytes() for label, row in zip(labels, planes(images), strict=True))
         )
     return paths
 
 
-def assert_pictures_are_stored(folder: Path) -> None:
-    for name, images, labels in zip(BATCHES, PICTURES, PICTURE_LABELS, strict=True):
+def assert_images_are_stored(folder: Path) -> None:
+    for name, images, labels in zip(BATCHES, IMAGES, IMAGE_LABELS, strict=True):
         stored = data.load_arrays(f"cifar10/{name}.npz", folder)
         np.testing.assert_array_equal(data.decode_images(stored["residual"]), images)
         np.testing.assert_array_equal(stored["labels"], labels)
@@ -65,21 +66,21 @@ def test_mnist_is_read_from_idx_files(tmp_path, packed):
 
 def test_cifar10_is_read_from_binary_batches(tmp_path):
     data.import_dataset("cifar10", write_binary_batches(tmp_path / "in"), tmp_path / "data")
-    assert_pictures_are_stored(tmp_path / "data")
+    assert_images_are_stored(tmp_path / "data")
 
 
 @pytest.mark.parametrize("protocol", [2, pickle.HIGHEST_PROTOCOL])
 def test_cifar10_is_read_from_python_batches(tmp_path, protocol):
     files = []
-    for name, images, labels in zip(BATCHES, PICTURES, PICTURE_LABELS, strict=True):
+    for name, images, labels in zip(BATCHES, IMAGES, IMAGE_LABELS, strict=True):
         files.append(tmp_path / name)
         batch = {b"data": planes(images), b"labels": labels.tolist(), b"filenames": [b"a.png"] * len(labels)}
         files[-1].write_bytes(pickle.dumps(batch, protocol=protocol))
     data.import_dataset("cifar10", files, tmp_path / "data")
-    assert_pictures_are_stored(tmp_path / "data")
+    assert_images_are_stored(tmp_path / "data")
 
 
-def test_a_truncated_binary_batch_is_refused_and_leaves_nothing_behind(tmp_path):
+def test_a_truncated_binary_batch_is_refused_and_nothing_is_stored(tmp_path):
     files = write_binary_batches(tmp_path / "in")
     files[5].write_bytes(files[5].read_bytes()[:-1])
     with pytest.raises(DataError, match=r"test_batch\.bin is truncated"):
@@ -88,17 +89,17 @@ def test_a_truncated_binary_batch_is_refused_and_leaves_nothing_behind(tmp_path)
 
 
 def test_cifar10_is_read_from_the_sheets_of_the_npm_package(tmp_path):
-    labels = PICTURE_LABELS.tolist()
+    labels = IMAGE_LABELS.tolist()
     (tmp_path / "train_lables.json").write_text(json.dumps([label for batch in labels[:5] for label in batch]))
     (tmp_path / "test_lables.json").write_text(json.dumps(labels[5]))
-    for name, images in zip(BATCHES, PICTURES, strict=True):
+    for name, images in zip(BATCHES, IMAGES, strict=True):
         (tmp_path / f"{name}.png").write_bytes(png(images.reshape(4, 1024, 3), filters=[1, 1, 4, 1]))
     data.import_dataset("cifar10", [tmp_path], tmp_path / "data")
-    assert_pictures_are_stored(tmp_path / "data")
+    assert_images_are_stored(tmp_path / "data")
 
 
 def png(pixels: np.ndarray, filters: list[int]) -> bytes:
-    """A PNG file, written plainly from the specification."""
+    """A PNG file, encoded as in the specification."""
     height, width, _ = pixels.shape
     values = pixels.astype(int)
 
@@ -128,7 +129,7 @@ def png(pixels: np.ndarray, filters: list[int]) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
-def test_png_images_with_every_filter_are_decoded():
+def test_png_images_with_all_filters_are_decoded():
     pixels = RNG.integers(0, 256, (10, 7, 3), dtype=np.uint8)
     np.testing.assert_array_equal(decode_png(png(pixels, [0, 1, 2, 3, 4, 4, 3, 2, 1, 0])), pixels)
 
@@ -153,29 +154,29 @@ def write_southwest(folder: Path, **arrays: np.ndarray) -> list[Path]:
 
 
 def test_southwest_without_the_edge_files_stores_only_train_and_test(tmp_path):
-    files = write_southwest(tmp_path, new_train=PICTURES[0], new_test=PICTURES[1])
+    files = write_southwest(tmp_path, new_train=IMAGES[0], new_test=IMAGES[1])
     data.import_dataset("southwest", files, tmp_path / "data")
     stored = data.load_arrays("southwest/southwest.npz", tmp_path / "data")
     assert set(stored) == {"x_train", "x_test"}
-    np.testing.assert_array_equal(stored["x_test"], PICTURES[1])
+    np.testing.assert_array_equal(stored["x_test"], IMAGES[1])
 
 
 def test_southwest_stores_the_edge_files_if_they_are_given(tmp_path):
     files = write_southwest(
         tmp_path,
-        new_train=PICTURES[0],
-        new_test=PICTURES[1],
-        adv_p_percent_edge_case=PICTURES[2],
-        p_percent_edge_case_test=PICTURES[3],
+        new_train=IMAGES[0],
+        new_test=IMAGES[1],
+        adv_p_percent_edge_case=IMAGES[2],
+        p_percent_edge_case_test=IMAGES[3],
     )
     data.import_dataset("southwest", files, tmp_path / "data")
     stored = data.load_arrays("southwest/southwest.npz", tmp_path / "data")
-    np.testing.assert_array_equal(stored["x_train_edge"], PICTURES[2])
-    np.testing.assert_array_equal(stored["x_test_edge"], PICTURES[3])
+    np.testing.assert_array_equal(stored["x_train_edge"], IMAGES[2])
+    np.testing.assert_array_equal(stored["x_test_edge"], IMAGES[3])
 
 
-def test_southwest_refuses_images_of_another_kind(tmp_path):
-    files = write_southwest(tmp_path, new_train=PICTURES[0].astype(np.float32), new_test=PICTURES[1])
+def test_southwest_images_of_another_type_are_refused(tmp_path):
+    files = write_southwest(tmp_path, new_train=IMAGES[0].astype(np.float32), new_test=IMAGES[1])
     with pytest.raises(DataError, match="uint8 images"):
         data.import_dataset("southwest", files, tmp_path / "data")
 
@@ -192,7 +193,7 @@ def write_ardis(folder: Path, separator: str = " ", number: str = "%.18e") -> li
 
 
 @pytest.mark.parametrize(("separator", "number"), [(" ", "%.18e"), (",", "%d"), (";", "%.1f"), ("; ", "%d")])
-def test_ardis_is_read_however_its_numbers_are_written(tmp_path, separator, number):
+def test_ardis_is_read_with_all_separators_and_number_formats(tmp_path, separator, number):
     data.import_dataset("ardis", write_ardis(tmp_path, separator, number), tmp_path / "data")
     stored = data.load_arrays("ardis/ardis_iv.npz", tmp_path / "data")
     np.testing.assert_array_equal(stored["x_train"], DIGITS[:8])
@@ -202,17 +203,17 @@ def test_ardis_is_read_however_its_numbers_are_written(tmp_path, separator, numb
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "complaint"),
+    ("file", "content", "message"),
     [
-        ("ARDIS_test_2828.csv", "0.5 1 2\n", "whole numbers"),
+        ("ARDIS_test_2828.csv", "0.5 1 2\n", "integers"),
         ("ARDIS_test_2828.csv", "1 2 3\n", "1 rows of 3 numbers"),
         ("ARDIS_test_2828.csv", "a b\n", "not a table"),
         ("ARDIS_test_labels.csv", "1 1 0 0 0 0 0 0 0 0\n", "one-hot"),
     ],
 )
-def test_ardis_refuses_what_is_not_its_tables(tmp_path, file, content, complaint):
+def test_ardis_tables_of_another_format_are_refused(tmp_path, file, content, message):
     files = write_ardis(tmp_path)
     (tmp_path / file).write_text(content)
-    with pytest.raises(DataError, match=complaint):
+    with pytest.raises(DataError, match=message):
         data.import_dataset("ardis", files, tmp_path / "data")
     assert not (tmp_path / "data").exists()

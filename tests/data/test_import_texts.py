@@ -18,7 +18,7 @@ from g2uardfl.data import catalogue
 
 
 def write_tweets(path: Path, count: int = 100) -> list[tuple[str, str]]:
-    """A csv of `count` rows; every tenth text occurs twice. Returns polarity and text of each row."""
+    """Write a csv file in which every tenth text occurs twice; return polarity and text of each row."""
     rows = []
     with path.open("w", encoding="latin-1", newline="") as stream:
         writer = csv.writer(stream, quoting=csv.QUOTE_ALL)
@@ -32,7 +32,7 @@ def write_tweets(path: Path, count: int = 100) -> list[tuple[str, str]]:
     return rows
 
 
-def test_sentiment140_is_split_without_a_text_on_both_sides(tmp_path):
+def test_no_text_of_sentiment140_is_in_both_tables(tmp_path):
     rows = write_tweets(tmp_path / "training.1600000.processed.noemoticon.csv")
     data.import_dataset("sentiment140", [tmp_path], tmp_path / "data")
     train = list(data.read_table("sentiment140/sentiment140_100k.tsv.gz", tmp_path / "data"))
@@ -48,7 +48,7 @@ def test_sentiment140_is_split_without_a_text_on_both_sides(tmp_path):
     )
 
 
-def test_sentiment140_gives_users_numbers_and_no_names(tmp_path):
+def test_users_of_sentiment140_are_stored_as_numbers(tmp_path):
     write_tweets(tmp_path / "tweets.csv")
     data.import_dataset("sentiment140", [tmp_path / "tweets.csv"], tmp_path / "data")
     rows = list(data.read_table("sentiment140/sentiment140_random20k.tsv.gz", tmp_path / "data"))
@@ -57,7 +57,7 @@ def test_sentiment140_gives_users_numbers_and_no_names(tmp_path):
     assert not any("user" in row["text"] for row in rows)
 
 
-def test_the_split_of_sentiment140_is_the_same_every_time_and_from_a_zip(tmp_path):
+def test_the_split_of_sentiment140_is_reproducible_and_the_same_from_a_zip_archive(tmp_path):
     write_tweets(tmp_path / "tweets.csv")
     with zipfile.ZipFile(tmp_path / "trainingandtestdata.zip", "w") as archive:
         archive.writestr("testdata.manual.2009.06.14.csv", '"2","1","date","query","user","neutral"\n')
@@ -71,7 +71,7 @@ def test_the_split_of_sentiment140_is_the_same_every_time_and_from_a_zip(tmp_pat
 @pytest.mark.parametrize(
     "row", ['"2","1","date","q","user","text"', '"0","1","date","text"', '"4","1","d","q","u","same"']
 )
-def test_sentiment140_refuses_rows_of_another_kind(tmp_path, row):
+def test_sentiment140_rows_of_another_format_are_refused(tmp_path, row):
     (tmp_path / "tweets.csv").write_text(f'"0","1","date","q","user","same"\n{row}\n')
     with pytest.raises(DataError, match=r"tweets\.csv"):
         data.import_dataset("sentiment140", [tmp_path / "tweets.csv"], tmp_path / "data")
@@ -92,8 +92,8 @@ def test_reddit_is_read_from_json_lines(tmp_path, packed):
         comment("[deleted]"),
         comment(" "),
         comment("four", "t3_b", "1509580800"),
+        comment("five"),
     ]
-    lines.append(comment("five"))
     path = tmp_path / ("dump.jsonl.gz" if packed else "dump.jsonl")
     content = "\n".join(lines).encode()
     path.write_bytes(gzip.compress(content) if packed else content)
@@ -106,7 +106,7 @@ def test_reddit_is_read_from_json_lines(tmp_path, packed):
     ]
 
 
-def test_reddit_is_read_from_plain_text_with_each_file_a_thread(tmp_path):
+def test_each_plain_text_file_of_reddit_is_a_thread(tmp_path):
     (tmp_path / "a.txt").write_text("first comment\n\nsecond\tcomment\n")
     (tmp_path / "b.txt").write_text("third {comment}")
     data.import_dataset("reddit", [tmp_path / "a.txt", tmp_path / "b.txt"], tmp_path / "data")
@@ -119,7 +119,7 @@ def test_reddit_is_read_from_plain_text_with_each_file_a_thread(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "complaint"),
+    ("content", "message"),
     [
         (comment("fine").encode() + b'\n{"body": "no link"}\n', "line 2"),
         (comment("fine").encode() + b"\n" + comment("cut").encode()[:-9], "line 2"),
@@ -127,9 +127,9 @@ def test_reddit_is_read_from_plain_text_with_each_file_a_thread(tmp_path):
         (b"\n\n", "no comments"),
     ],
 )
-def test_reddit_refuses_damaged_dumps_and_leaves_nothing_behind(tmp_path, content, complaint):
+def test_damaged_reddit_dumps_are_refused_and_nothing_is_stored(tmp_path, content, message):
     (tmp_path / "dump.jsonl").write_bytes(content)
-    with pytest.raises(DataError, match=complaint):
+    with pytest.raises(DataError, match=message):
         data.import_dataset("reddit", [tmp_path / "dump.jsonl"], tmp_path / "data")
     assert not (tmp_path / "data").exists()
 
@@ -137,7 +137,7 @@ def test_reddit_refuses_damaged_dumps_and_leaves_nothing_behind(tmp_path, conten
 # Greek director
 
 
-def test_the_greek_director_files_are_stored_as_they_are(tmp_path):
+def test_the_greek_director_files_are_stored_unchanged(tmp_path):
     (tmp_path / "train.txt").write_bytes(b"i love yorgos\r\nreally")
     (tmp_path / "test.txt").write_bytes(b"great film\n")
     data.import_dataset("greek_director", [tmp_path], tmp_path / "data")

@@ -1,4 +1,4 @@
-"""The restricted reader of pickles."""
+"""The restricted pickle reader: arrays and plain values are read, everything else is refused and never executed."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from g2uardfl.core.errors import DataError
 from g2uardfl.data.formats.restricted_pickle import load_pickle
 from helpers.data_sets import files_in
 
-PICTURES = np.random.default_rng(0).integers(0, 256, (4, 32, 32, 3), dtype=np.uint8)
+IMAGES = np.random.default_rng(0).integers(0, 256, (4, 32, 32, 3), dtype=np.uint8)
 
 
 def python_2_pickle_of_a_batch() -> bytes:
-    """`{'data': array 2 x 3072 of ones, 'labels': [3, 5]}` as Python 2 and its NumPy wrote it (protocol 2)."""
+    """`{'data': array 2 x 3072 of ones, 'labels': [3, 5]}` as written by Python 2 and its NumPy (protocol 2)."""
     content = b"\x01" * 6144
     return (
         b"\x80\x02}(U\x04datacnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
@@ -40,10 +40,10 @@ class Malicious:
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_a_pickle_that_calls_a_function_is_refused_and_nothing_runs(tmp_path, monkeypatch, protocol):
+def test_a_pickle_that_calls_a_function_is_refused_and_not_executed(tmp_path, monkeypatch, protocol):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "southwest_images_new_train.pkl").write_bytes(pickle.dumps(Malicious(), protocol=protocol))
-    (tmp_path / "southwest_images_new_test.pkl").write_bytes(pickle.dumps(PICTURES[0]))
+    (tmp_path / "southwest_images_new_test.pkl").write_bytes(pickle.dumps(IMAGES[0]))
     with pytest.raises(DataError, match=r"refused.*\.system") as error:
         data.import_dataset("southwest", [tmp_path], tmp_path / "data")
     assert "\n" not in str(error.value)
@@ -59,14 +59,14 @@ def test_a_pickle_that_calls_a_function_is_refused_and_nothing_runs(tmp_path, mo
         pickle.dumps(np.zeros(1, dtype=[("a", "u1")])),
         pickle.dumps(np.memmap),
         pickle.dumps({1, 2}),
-        pickle.dumps(PICTURES[0])[:-100],
+        pickle.dumps(IMAGES[0])[:-100],
         pickle.dumps(np.arange(4, dtype=np.uint8), protocol=2).replace(b"K\x04\x85", b"K\x09\x85"),
         b"\x80\x04cnumpy\nndarray\n.",
         b"\x80\x02cnumpy\nndarray\n)R.",
         b"",
     ],
 )
-def test_pickles_of_anything_but_whole_arrays_of_numbers_are_refused(content):
+def test_pickles_of_other_values_and_damaged_pickles_are_refused(content):
     with pytest.raises(DataError, match="refused"):
         load_pickle(io.BytesIO(content), "file.pkl")
 
@@ -75,14 +75,14 @@ def test_pickles_of_anything_but_whole_arrays_of_numbers_are_refused(content):
 @pytest.mark.parametrize(
     "array",
     [
-        PICTURES[0],
+        IMAGES[0],
         np.asfortranarray(np.arange(12, dtype=np.int64).reshape(3, 4)),
         np.array([1.5, -2.0], dtype=">f4"),
         np.array([True, False]),
         np.zeros((0, 3), np.uint8),
     ],
 )
-def test_pickled_arrays_of_numbers_come_back(array, protocol):
+def test_pickled_arrays_of_numbers_are_read(array, protocol):
     value = load_pickle(io.BytesIO(pickle.dumps({"a": [array, "text", b"bytes", None, 1.5]}, protocol=protocol)), "p")
     (loaded, *rest) = value["a"]
     np.testing.assert_array_equal(loaded, array)

@@ -1,4 +1,4 @@
-"""The documentation's page on third-party tasks shows code that runs."""
+"""The code on the documentation page about own tasks runs, and its task has the documented properties."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def python_blocks() -> list[str]:
 
 @pytest.fixture
 def module_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The page's task as a module of somebody else's, importable as `vibration` for one test."""
+    """The task of the page as the module `vibration`, which can be imported during one test."""
     (tmp_path / "vibration.py").write_text(python_blocks()[0], encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     importlib.invalidate_caches()
@@ -59,12 +59,7 @@ def test_a_third_party_task_is_found_by_its_address(task: Task) -> None:
     assert task.name == "vibration"
 
 
-def test_the_page_shows_the_class_in_some_forty_lines() -> None:
-    lines = python_blocks()[0].splitlines()
-    assert len([line for line in lines if line.strip()]) <= 45
-
-
-def test_its_model_is_chosen_by_name(module_name: str) -> None:
+def test_the_model_is_chosen_by_name(module_name: str) -> None:
     assert isinstance(tasks.create(f"{module_name}:Vibration", model="linear").build_model(), torch.nn.Linear)
 
 
@@ -73,7 +68,7 @@ def test_an_unknown_model_is_refused_with_the_choices(module_name: str) -> None:
         tasks.create(f"{module_name}:Vibration", model="resnet")
 
 
-def test_its_samples_are_bytes_with_whole_number_labels(task: Task) -> None:
+def test_samples_are_uint8_with_integer_labels(task: Task) -> None:
     for samples in (task.train, task.test, task.backdoor_train, task.backdoor_test):
         assert samples.x.dtype == torch.uint8
         assert samples.y.dtype == torch.int64
@@ -83,7 +78,7 @@ def test_two_loads_give_the_same_samples(task: Task) -> None:
     assert torch.equal(task.load_train().x, task.load_train().x)
 
 
-def test_no_backdoor_sample_is_used_for_both_training_and_testing(task: Task) -> None:
+def test_no_backdoor_sample_is_both_training_and_test_data(task: Task) -> None:
     seen = {sample.numpy().tobytes() for sample in task.backdoor_train.x}
     assert not any(sample.numpy().tobytes() in seen for sample in task.backdoor_test.x)
 
@@ -94,7 +89,7 @@ def test_a_training_step_lowers_the_loss(task: Task) -> None:
     assert losses[1] < losses[0]
 
 
-def test_the_task_can_be_learnt_and_its_backdoor_planted(task: Task) -> None:
+def test_the_model_learns_the_task_and_the_backdoor(task: Task) -> None:
     torch.manual_seed(0)
     model = task.build_model()
     train(task, model, task.train.x[:1000], task.train.y[:1000], steps=200)
@@ -109,7 +104,7 @@ def test_the_task_can_be_learnt_and_its_backdoor_planted(task: Task) -> None:
 
 
 @pytest.mark.usefixtures("module_name")
-def test_the_example_in_python_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_python_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, object] = {}
     exec(python_blocks()[1], names)
     assert capsys.readouterr().out.startswith("6000 ")

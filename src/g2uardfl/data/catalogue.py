@@ -248,6 +248,7 @@ REDDIT = Dataset(
 )
 
 DATASETS: tuple[Dataset, ...] = (MNIST, CIFAR10, ARDIS, SOUTHWEST, GREEK_DIRECTOR, SENTIMENT140, REDDIT)
+"""All data sets."""
 
 
 def names() -> list[str]:

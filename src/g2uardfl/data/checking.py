@@ -12,8 +12,8 @@ from .catalogue import Dataset, StoredFile
 from .manifest import Entry
 
 State = Literal["missing", "verified", "as imported", "altered", "incomplete"]
-"""`verified`: the published data. `as imported`: unchanged since the import. `altered`: neither. `incomplete`: some files
-of the data set are missing."""
+"""`verified`: the published data. `as imported`: unchanged since the import. `altered`: neither. `incomplete`: files of
+the data set are missing."""
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,9 @@ import struct
 from collections.abc import Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .catalogue import Original
-from .residual import decode_images
-
-Bytes = NDArray[np.uint8]
+from .residual import Bytes, decode_images
 
 
 def idx_bytes(array: Bytes) -> bytes:

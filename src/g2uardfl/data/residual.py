@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
+"""Images, labels or residuals."""
 
 
 def encode_images(images: Bytes) -> Bytes:

@@ -32,7 +32,7 @@ SOUTHWEST_ARRAYS = {"paper": ("x_train_edge", "x_test_edge"), "full": ("x_train"
 PADDING = 4
 """Width of the black border, in pixels, from which a random crop is taken; the usual augmentation of CIFAR-10."""
 
-SAME_PICTURE = 4.0
+SAME_PHOTO = 4.0
 """Root mean square difference, in grey levels (0 to 255), below which two images show the same photo. Copies that were
 compressed again differ by less than 1, different photos of this set by more than 25."""
 
@@ -78,7 +78,7 @@ class Cifar10(Task):
     def load_backdoor_train(self) -> Samples:
         """The attacker's planes, labelled as trucks; none of them shows a photo of `load_backdoor_test`."""
         train, test = self._planes()
-        return self._as_trucks(without_pictures_of(test, train))
+        return self._as_trucks(without_photos_of(test, train))
 
     def load_backdoor_test(self) -> Samples:
         """The planes on which ASR is measured, labelled as trucks."""
@@ -140,7 +140,7 @@ class Cifar10(Task):
         return Samples(images, torch.full((len(images),), self.target_label))
 
 
-def without_pictures_of(test: Tensor, train: Tensor) -> Tensor:
+def without_photos_of(test: Tensor, train: Tensor) -> Tensor:
     """The images of `train` that do not show a photo of `test`, not even compressed again.
 
     An exact comparison of pixels is not sufficient: the Southwest training and test images share two photos, of which
@@ -148,7 +148,7 @@ def without_pictures_of(test: Tensor, train: Tensor) -> Tensor:
     """
     distances = torch.cdist(train.flatten(1).double(), test.flatten(1).double())
     nearest = distances.amin(dim=1) / train[0].numel() ** 0.5
-    return train[nearest >= SAME_PICTURE]
+    return train[nearest >= SAME_PHOTO]
 
 
 def _channels_first(images: npt.NDArray[np.uint8]) -> Tensor:

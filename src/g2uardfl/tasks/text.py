@@ -56,6 +56,7 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE,
 )
+"""A web address, an @mention, or a word."""
 
 
 def tokenize(text: str) -> list[str]:

@@ -8,17 +8,15 @@ import zlib
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...core.errors import DataError
 from ..progress import Progress
-from ..residual import encode_images
+from ..residual import Bytes, encode_images
 from ..sources import Source, pick
 from ..staging import Staging
 from .png import decode_png
 from .restricted_pickle import load_pickle
 
-Bytes = NDArray[np.uint8]
 BATCHES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")
 """Names of the published batches: five of training data, one of test data."""
 _RECORD = 1 + 3 * 32 * 32

@@ -98,6 +98,7 @@ _STAND_INS: dict[tuple[str, str], Any] = {
     **{(f"numpy.{core}.multiarray", "_reconstruct"): _reconstruct for core in ("core", "_core")},
     **{(f"numpy.{core}.numeric", "_frombuffer"): _from_buffer for core in ("core", "_core")},
 }
+"""The admitted names, and what replaces them; NumPy 1 has modules in `core`, NumPy 2 in `_core`."""
 
 
 class _RestrictedUnpickler(pickle.Unpickler):
