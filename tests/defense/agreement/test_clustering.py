@@ -16,13 +16,13 @@ ATTACKERS = range(0, 120, 5)
 
 
 def evidence_with(edges):
-    """Twelve rounds of ten clients who never come again, with that similarity graph."""
+    """Rounds of ten of eighty clients, with that similarity graph."""
     count = len(edges)
     construction = SimilarityConstruction(ConstructionSettings(window=1000), 0)
     rng = np.random.default_rng(0)
     for number in range(1, count // 10 + 1):
         vectors = rng.normal(size=(10, 1, 64)).astype(np.float32)
-        clients = tuple(range(10 * number, 10 * number + 10))
+        clients = tuple(client % 80 for client in range(10 * number - 10, 10 * number))
         measured = {
             "shapes": np.zeros((10, 2)),
             "directions": vectors / np.linalg.norm(vectors, axis=-1, keepdims=True),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from g2uardfl.defense.agreement.communities import Community, find_communities
 from g2uardfl.defense.agreement.mixture import two_components
-from helpers.graphs import EVIDENCE, found_in, indices, noise, planted
+from helpers.graphs import EVIDENCE, LEAD, found_in, indices, noise, planted
 
 
 def test_members_belong_with_a_probability_above_one_half():
@@ -57,8 +57,10 @@ def test_many_submissions_of_two_clients_are_no_community():
     people = np.concatenate([np.zeros(20, int), np.ones(20, int), np.arange(2, 12)])
     graph = planted(50, 0, (range(40), 6.0))
     graph[np.equal.outer(people, people)] = 0
-    assert not any(one.members[:40].all() for one in found_in(graph, people, 0.0))
-    assert not found_in(graph, people)
+    rounds = np.concatenate([np.arange(20), np.arange(20), np.arange(10)])
+    for evidence in (0.0, EVIDENCE):
+        found = find_communities(graph, people, rounds, evidence, LEAD)
+        assert not any(one.members[:40].all() for one in found)
 
 
 def test_repeated_submissions_are_no_further_evidence():

@@ -140,7 +140,8 @@ def test_attackers_of_this_round_and_of_the_window_are_found_by_their_common_dir
     for number in range(6):
         vectors = directions(10, number)
         vectors[:2] += 1.5 * backdoor
-        rounds.append(([*range(2 * number, 2 * number + 2), *range(100 + 8 * number, 108 + 8 * number)], vectors))
+        honest = [100 + client % 40 for client in range(8 * number, 8 * number + 8)]
+        rounds.append(([2 * number, 2 * number + 1, *honest], vectors))
     judgement = judged(evidence_of(*rounds))
     assert letters(judgement) == "mm" + "a" * 8
     assert np.flatnonzero(judgement.membership > 0.5).tolist() == sorted([*range(0, 60, 10), *range(1, 60, 10)])

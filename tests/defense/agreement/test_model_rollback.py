@@ -101,7 +101,8 @@ def learning_in(rounds, guard):
     """As `detected_in_round_3`, one round later; in some of the rounds all honest updates share a direction."""
     models, results, shared = [first_model()], [], drawn(7, 7)
     for number, attackers in enumerate([[], *ATTACKERS_OF_ROUND[:3]], start=1):
-        sent = messages(models[-1], 4, number, [*attackers, *range(10 * number, 10 * number + 9)])
+        honest = 10 * (number % 3)
+        sent = messages(models[-1], 4, number, [*attackers, *range(honest + 10, honest + 19)])
         for client in sent.keys() - set(attackers) if number in rounds else ():
             moved = {name: value + 0.01 * shared[name] for name, value in sent[client].items()}
             sent[client] = {name: value.astype(np.float32) for name, value in moved.items()}

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...core.settings import check, number
 from ..stages import Clustering, Clusters, Mask, Prior
-from .communities import Community, find_communities
+from .communities import Community, find_communities, number_of_clients
 from .construction import SubmissionGraph
 from .twins import find_twins
 
@@ -76,6 +76,7 @@ class CommunityClustering(Clustering[SubmissionGraph, SubmissionPrior, Community
             config.heterogeneous_lead if prior.heterogeneous else config.min_lead,
             prior.suspects,
             evidence.sketches,
+            number_of_clients(evidence.people, evidence.rounds),
         )
         labels = np.zeros(len(evidence.nodes), dtype=np.int64)
         membership = np.zeros(len(evidence.nodes))

@@ -67,14 +67,24 @@ class _Senders:
     """The clients behind the submissions of a graph."""
 
     people: Numbers
+    rounds: Numbers
     suspects: Mask
     rows: Numbers
     """The rows of `sketches` that belong to the submissions."""
     sketches: Sketches | None
+    ids_per_client: float
+    """How many ids a client has on average."""
 
     def only(self, some: Numbers) -> _Senders:
         """Those of some submissions."""
-        return _Senders(self.people[some], self.suspects[some], self.rows[some], self.sketches)
+        return replace(
+            self, people=self.people[some], rounds=self.rounds[some], suspects=self.suspects[some], rows=self.rows[some]
+        )
+
+    def count(self, some: Mask) -> float:
+        """From how many clients some submissions come: at least as many as sent one in the same round."""
+        together = np.unique(self.rounds[some], return_counts=True)[1].max(initial=0)
+        return max(float(together), _count(self.people[some]) / self.ids_per_client)
 
     def are_honest_majority(self, members: Mask) -> bool:
         """Whether the members are the honest majority: more than half of the clients who are no suspects.
@@ -99,6 +109,7 @@ def find_communities(
     min_lead: float,
     suspects: Mask | None = None,
     sketches: Sketches | None = None,
+    clients: float | None = None,
 ) -> list[Community]:
     """All communities that are evident and clearly stronger than the rest of the graph, the strongest first.
 
@@ -120,13 +131,16 @@ def find_communities(
     sketches
         The directions of the submissions. With them more than half can be attackers, if the others have much less in
         common.
+    clients
+        How many clients sent the submissions, if these are fewer than the ids (default: None, one client for each id).
     """
     suspects = np.zeros(len(people), dtype=bool) if suspects is None else suspects
     remaining = np.arange(len(edges))
-    senders = _Senders(people, suspects, remaining, sketches)
+    ids_per_client = 1.0 if clients is None else _count(people) / clients
+    senders = _Senders(people, rounds, suspects, remaining, sketches, ids_per_client)
     floor = _NOISE_SHARE * _noise_strength(edges, people)
     found: list[Community] = []
-    while len(found) < _MAX_COMMUNITIES and _count(people[remaining]) >= MIN_CLIENTS:
+    while len(found) < _MAX_COMMUNITIES and senders.count(remaining) >= MIN_CLIENTS:
         graph = edges[np.ix_(remaining, remaining)]
         graph = _centred(graph, people[remaining]) if found else graph
         community = _most_evident(graph, senders.only(remaining), min_lead * floor)
@@ -173,6 +187,28 @@ def _covers_its_rounds(community: Mask, members: Mask, rounds: Numbers, suspects
     present, lost = (np.bincount(place, weights=rows & ~suspects) for rows in (np.ones_like(members), members))
     covered = (present >= MIN_MEMBERS) & (lost > _MAX_ROUND_SHARE * present)
     return bool(2 * np.count_nonzero(community & covered[place]) > np.count_nonzero(community))
+
+
+def number_of_clients(people: Numbers, rounds: Numbers) -> float:
+    """How many clients the submissions come from, at most one for each id.
+
+    A client can have a new id in each round, and it resembles its own past, so that ids alone would make a community of
+    it. If N clients take part at random, a share 1/N of the pairs of submissions of different rounds has the same
+    client (Schnabel's estimate). Where no id ever returns nothing shows that it is not the same clients in all rounds.
+
+    >>> number_of_clients(np.array([0, 1, 2, 3, 4, 5]), np.array([1, 1, 2, 2, 3, 3]))
+    2.0
+    >>> number_of_clients(np.array([0, 1, 0, 2]), np.array([1, 1, 2, 2]))
+    3.0
+    """
+    most = float(np.unique(rounds, return_counts=True)[1].max(initial=0))
+    ids = np.unique(people, return_counts=True)[1]
+    returned = float(ids @ ids - len(people)) / 2
+    if not returned:
+        return most
+    together = np.unique(rounds, return_counts=True)[1]
+    pairs = float(len(people) ** 2 - together @ together) / 2
+    return float(np.clip(pairs / returned, most, max(most, len(ids))))
 
 
 def _count(people: Numbers) -> int:
@@ -227,10 +263,10 @@ def _strength(edges: Array, members: Mask) -> float:
 def _grown(edges: Array, senders: _Senders, members: Mask) -> Community | None:
     """Add submissions similar to the members and drop dissimilar ones, until none moves."""
     people = np.unique(senders.people, return_inverse=True)[1]
-    clients = int(people.max()) + 1
+    clients = senders.count(np.ones(len(people), dtype=bool))
     different_clients = people[:, None] != people[None, :]
     for _ in range(_GROWTH_STEPS):
-        if _count(people[members]) < MIN_MEMBERS:
+        if senders.count(members) < MIN_MEMBERS:
             return None
         closeness = edges[:, members].sum(axis=1) / np.maximum(1, different_clients[:, members].sum(axis=1))
         _, belonging = two_components(closeness)
@@ -238,7 +274,7 @@ def _grown(edges: Array, senders: _Senders, members: Mask) -> Community | None:
         members = belonging > 0.5
         if settled:
             break
-    if _count(people[members]) < MIN_MEMBERS or senders.are_honest_majority(members):
+    if senders.count(members) < MIN_MEMBERS or senders.are_honest_majority(members):
         return None
     gain, _ = two_components(np.bincount(people, closeness) / np.bincount(people))
     evidence = 2.0 * gain * clients - 2.0 * math.log(clients)
