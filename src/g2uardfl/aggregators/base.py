@@ -322,6 +322,10 @@ class Aggregator(ABC):
     def accept_layout(self, layout: ModelLayout) -> None:  # noqa: B027 - only a rule with memory has to look
         """Called with the model's layout before a round is decided; a rule with memory checks that it still fits."""
 
+    def weaknesses(self, clients: int) -> list[str]:
+        """What weakens the rule in rounds of so many clients, one sentence for each condition."""
+        return []
+
     def state(self) -> SavedState:
         """What the rule remembers between rounds; empty for a rule without memory."""
         return SavedState()

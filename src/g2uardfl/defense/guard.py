@@ -123,6 +123,10 @@ class Guard(Aggregator):
         clock.lap("filtering")
         return evidence, judgement
 
+    def weaknesses(self, clients: int) -> list[str]:
+        """What weakens the stages in rounds of so many clients."""
+        return [sentence for part in self.parts.values() for sentence in part.weaknesses(clients)]
+
     def state(self) -> SavedState:
         """Everything the guard remembers, and its settings."""
         values = {"settings": self.configuration(), "round": self.round, "signature": self._signature}

@@ -132,6 +132,10 @@ class Stage(ABC):  # noqa: B024 - what a stage does is up to the four kinds belo
         self.settings = settings
         self.seed = seed
 
+    def weaknesses(self, clients: int) -> list[str]:
+        """What weakens the stage in rounds of so many clients, one sentence for each condition."""
+        return []
+
     def state(self) -> SavedState:
         """What the stage remembers between rounds; empty for a stage without memory."""
         return SavedState()

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...core.settings import check, number
 from ..stages import Clustering, Clusters, Mask, Prior
-from .communities import Community, find_communities, number_of_clients
+from .communities import MIN_CLIENTS, Community, find_communities, number_of_clients
 from .construction import SubmissionGraph
 from .twins import find_twins
 
@@ -64,6 +64,15 @@ class CommunityClustering(Clustering[SubmissionGraph, SubmissionPrior, Community
     """Finds communities that are beyond chance and beyond any other group, by one test; has no memory."""
 
     Settings = ClusteringSettings
+
+    def weaknesses(self, clients: int) -> list[str]:
+        """Too few clients for communities."""
+        if clients >= MIN_CLIENTS:
+            return []
+        return [
+            f"A round has {clients} clients: with fewer than {MIN_CLIENTS} the guard compares norms and looks for "
+            "almost equal updates, but for no communities of attackers."
+        ]
 
     def cluster(self, evidence: SubmissionGraph, prior: SubmissionPrior) -> CommunityClusters:
         """Communities in the window, and twins in the round."""

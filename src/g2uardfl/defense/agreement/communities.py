@@ -81,7 +81,7 @@ class _Senders:
             self, people=self.people[some], rounds=self.rounds[some], suspects=self.suspects[some], rows=self.rows[some]
         )
 
-    def count(self, some: Mask) -> float:
+    def count(self, some: Mask | Numbers) -> float:
         """From how many clients some submissions come: at least as many as sent one in the same round."""
         together = np.unique(self.rounds[some], return_counts=True)[1].max(initial=0)
         return max(float(together), _count(self.people[some]) / self.ids_per_client)

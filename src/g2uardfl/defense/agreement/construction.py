@@ -16,6 +16,9 @@ from .similarity import Numbers, similarity_graph
 from .sketches import Sketches
 from .window import Window
 
+_MIN_ROUNDS = 5
+"""Rounds that the window should hold: attackers of one round are often too few to be distinguished from chance."""
+
 
 @dataclass(frozen=True)
 class ConstructionSettings:
@@ -78,6 +81,16 @@ class SimilarityConstruction(Construction[SubmissionGraph, NoiseJudgement]):
             accepted=window.accepted.copy(),
             sketches=window.sketches,
         )
+
+    def weaknesses(self, clients: int) -> list[str]:
+        """A window of few rounds."""
+        rounds = max(1, self.settings.window // clients)
+        if rounds >= _MIN_ROUNDS:
+            return []
+        return [
+            f"window={self.settings.window} holds {rounds} rounds of {clients} clients, and attackers are detected "
+            f"over several: use at least {_MIN_ROUNDS * clients}."
+        ]
 
     def learn(self, evidence: SubmissionGraph, judgement: NoiseJudgement) -> None:
         """Note who was accepted, and forget noise."""

@@ -9,7 +9,7 @@ import numpy as np
 from ...core.settings import check, number
 from ..stages import Clustering, Prior
 from .autoencoder import LatentClusters, cluster_count, cluster_graph
-from .construction import AttributedGraph
+from .construction import FEWEST_CLIENTS, AttributedGraph
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,12 @@ class GraphClustering(Clustering[AttributedGraph, Prior, LatentClusters]):
     """Embeds the graph with an auto-encoder that is trained anew in every round, and clusters the embedding."""
 
     Settings = ClusteringSettings
+
+    def weaknesses(self, clients: int) -> list[str]:
+        """Too few clients for clusters."""
+        if clients >= FEWEST_CLIENTS:
+            return []
+        return [f"A round has {clients} clients: fewer than {FEWEST_CLIENTS} are not compared with each other at all."]
 
     def cluster(self, evidence: AttributedGraph, prior: Prior) -> LatentClusters | None:
         """The clusters; None where there are too few clients to compare."""
