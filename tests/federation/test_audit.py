@@ -241,7 +241,9 @@ def test_a_removed_beginning_shows_at_the_first_line(path):
 def test_a_line_of_something_else_breaks_the_chain_and_the_others_are_read(path):
     three_rounds(path)
     lines = path.read_bytes().splitlines(keepends=True)
-    assert broken_at(path, [*lines[:2], b"[" * 100_000 + b"\n", *lines[2:]]).startswith("line 3 of audit.jsonl has no hash")
+    assert broken_at(path, [*lines[:2], b"[" * 100_000 + b"\n", *lines[2:]]).startswith(
+        "line 3 of audit.jsonl has no hash"
+    )
     assert (len(Audit(path).rounds), Audit(path).damaged) == (3, 1)
 
 
@@ -366,7 +368,10 @@ def test_a_disk_that_stays_full_costs_a_bounded_amount_of_memory_and_the_gap_sho
     writer = AuditWriter(path, "g2uardfl")
     writer.write(1, report_on(1), {})
     for number in range(2, 30):
-        with interrupted(path, OSError(28, "No space left on device"), 0.5), pytest.raises(StateError, match="No space"):
+        with (
+            interrupted(path, OSError(28, "No space left on device"), 0.5),
+            pytest.raises(StateError, match="No space"),
+        ):
             writer.write(number, report_on(1), {})
         assert len(writer._unwritten) < 12_000
     writer.write(30, report_on(1), {})

@@ -58,7 +58,9 @@ def taken_by_another_process(path) -> bool:
 def test_a_second_process_is_refused_and_the_error_names_the_first(path):
     with holder(path) as first:
         assert first.stdout.readline() == "locked\n"
-        expected = rf"guard.state is used by another server \(process {first.pid}\): stop it, or choose another state_path"
+        expected = (
+            rf"guard.state is used by another server \(process {first.pid}\): stop it, or choose another state_path"
+        )
         with pytest.raises(StateError, match=expected):
             WriterLock(path, "state_path")
 

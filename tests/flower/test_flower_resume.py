@@ -257,7 +257,7 @@ def test_lines_that_were_removed_from_the_end_of_the_audit_are_noticed_at_the_ne
         strategy = G2uardFLStrategy(**paths)
     warnings = [line for line in logged if line.startswith("WARNING")]
     assert len(warnings) == (0 if removed == 0 else 1)
-    assert all("audit.jsonl lacks lines that were written before" in line for line in warnings)
+    assert all("audit.jsonl lacks lines that" in line for line in warnings)
     train_round(strategy, strategy.current_arrays, NODES)
     assert (Audit(paths["audit_path"]).broken_at is None) == (removed == 0)
 

@@ -167,7 +167,7 @@ def test_a_flipped_bit_anywhere_in_a_checkpoint_is_detected(tmp_path):
 
 def test_a_checkpoint_of_an_earlier_version_is_an_error_that_says_what_to_do(tmp_path):
     (tmp_path / "round-00000004").mkdir()
-    with pytest.raises(StateError, match="earlier version.*--overwrite"):
+    with pytest.raises(StateError, match=r"earlier version.*--overwrite"):
         checkpoints.read_checkpoint(tmp_path, CONFIG)
 
 

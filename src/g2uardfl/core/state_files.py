@@ -1,7 +1,7 @@
 """Saved state: one file with named arrays and a JSON document, without pickle, written atomically.
 
-The file is an uncompressed `.npz` archive, followed by a line with the SHA-256 sum of the archive. It is verified before
-anything is parsed, so that a damaged file is one error and never another state; NumPy ignores the line. A `kind`
+The file is an uncompressed `.npz` archive, followed by a line with the SHA-256 sum of the archive, which NumPy ignores.
+The sum is verified before anything is parsed, so that a damaged file is one error and never another state. A `kind`
 identifies the file's content.
 """
 
@@ -93,7 +93,7 @@ def read_state(path: str | os.PathLike[str], kind: str) -> SavedState:
         raise StateError(f"{target} does not exist") from error
     except OSError as error:
         raise StateError(f"cannot read {target}: {error.strerror or error}") from error
-    except Exception as error:  # Somebody else wrote it with a checksum: zipfile and NumPy raise exceptions of many types.
+    except Exception as error:  # Of many types, if another program wrote an intact file.
         raise StateError(damaged) from error
     if content is None:
         raise StateError(damaged)

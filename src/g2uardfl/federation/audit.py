@@ -2,8 +2,8 @@
 
 Each verdict is a line with `schema`, `previous`, `time`, `session`, `rule`, `round`, `client`, `node`, `decision`,
 `reason` and, where the rule gives them, `benign_score`, `cluster`, `distance` and `weight`. The verdicts of a round are
-followed by one line without `client`, with `note`, `events` and `stage_seconds`. Many JSON readers do not keep integers as
-large as node ids exactly, so client and node are strings.
+followed by one line without `client`, with `note`, `events` and `stage_seconds`. Many JSON readers do not keep integers
+as large as node ids exactly, so client and node are strings.
 
 `previous` is the hash of the line before, also across files and sessions (`audit_files.py`), so that a line that was
 changed, removed or moved later shows. Nothing that was written completely is ever deleted.
@@ -33,7 +33,7 @@ DECISIONS: tuple[str, ...] = get_args(Decision)
 SCHEMA = 1
 """The version of the lines, `schema` in each of them."""
 MAX_BYTES = 256 * 2**20
-"""The size at which a file is rotated: about half a million verdicts, which most tools can open."""
+"""The size at which a file is rotated: about 600,000 verdicts, which most tools can open."""
 _MAX_UNWRITTEN = 64 * 2**20
 """Bytes of lines that are kept in memory while the disk is full."""
 

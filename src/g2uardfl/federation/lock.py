@@ -71,7 +71,8 @@ def _locked(file: Path, path: Path, setting: str) -> int:
         number = os.read(descriptor, _LONGEST_NUMBER)
         os.close(descriptor)
         process = f"process {int(number)}" if number.isdigit() else "another process"
-        raise StateError(f"{path} is used by another server ({process}): stop it, or choose another {setting}") from None
+        message = f"{path} is used by another server ({process}): stop it, or choose another {setting}"
+        raise StateError(message) from None
     except OSError as error:
         logger.warning("%s cannot be locked (%s): make sure that only one server uses it", path, error)
     with suppress(OSError):  # The number only serves the error message of others.

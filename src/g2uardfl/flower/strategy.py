@@ -164,7 +164,7 @@ class AggregatorStrategy(FedAvg):
             follows = None if saved is None else saved.audit
             self._audit = AuditWriter(audit_path, self.aggregator.name, audit_max_bytes, follows)
             if self._audit.lacks_lines:
-                logger.warning("%s lacks lines that were written before %s: see g2uardfl report", audit_path, state_path)
+                logger.warning("%s lacks lines that %s knows of: see g2uardfl report", audit_path, state_path)
 
     @property
     def verdicts(self) -> dict[ClientId, Verdict]:
@@ -295,8 +295,9 @@ class AggregatorStrategy(FedAvg):
             if self._audit is not None:
                 self._audit.write(self.rounds_done, self.report, nodes)
             if self._state is not None and self.current_arrays is not None:
-                model, last_line = saved_record(self.current_arrays), self._audit and self._audit.head
-                state = FederationState.of(self.aggregator, model, self.rounds_done, self.rounds_kept, last_line)
+                model = saved_record(self.current_arrays)
+                last = None if self._audit is None else self._audit.head
+                state = FederationState.of(self.aggregator, model, self.rounds_done, self.rounds_kept, last)
                 self._state.save(state)
         except (OSError, StateError) as error:
             logger.error("round %d was NOT SAVED: %s", self.rounds_done, error)
