@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from dataclasses import replace
 from functools import partial
 
@@ -264,6 +266,16 @@ def test_numpy_integers_are_client_ids_that_can_be_recorded(tmp_path):
     sent = {np.int64(client): perturbed(model, client) for client in range(4)}
     aggregators.create("fedavg").aggregate(model, sent, observers=[recorder])
     assert loaded(recorder.record, tmp_path).rounds[0].clients == (0, 1, 2, 3)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="file modes are POSIX")
+def test_a_record_is_for_everybody_to_read(tmp_path):
+    before = os.umask(0o022)
+    try:
+        Record().save(tmp_path / "record")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "record").stat().st_mode) == 0o644
 
 
 def test_an_empty_record_is_saved_and_loaded(tmp_path):

@@ -139,6 +139,14 @@ def test_a_state_that_lacks_any_value_or_array_is_one_clear_error(profile):
 
 
 @each_profile
+@pytest.mark.parametrize("value", [None, "x", [], {}, float("inf"), float("nan")], ids=str)
+def test_a_round_of_a_wrong_type_is_one_clear_error(profile, value):
+    state = guard_after_rounds(profile).state()
+    error = error_of(profile, SavedState({**state.values, "round": value}, state.arrays))
+    assert error.startswith("this guard state is incomplete")
+
+
+@each_profile
 @pytest.mark.parametrize("lacking", ["settings", "profile", "seed"])
 def test_a_file_that_lacks_the_settings_is_one_clear_error(profile, lacking, tmp_path):
     state = guard_after_rounds(profile).state()

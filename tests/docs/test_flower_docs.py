@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,8 +15,9 @@ pytest.importorskip("flwr", reason="needs Flower: pip install 'g2uardfl[flower]'
 from flwr.app import Context, RecordDict
 
 from g2uardfl import G2uardFL
-from g2uardfl.aggregators.base import Event, RoundReport
+from g2uardfl.aggregators.base import Event, RoundReport, Verdict
 from g2uardfl.federation import log
+from g2uardfl.federation.audit import MAX_BYTES, AuditWriter
 from g2uardfl.flower import Audit, G2uardFLStrategy, array_record, mods
 from helpers.flower import LocalGrid, client_weights, sending, train_round
 from helpers.models import odd_mlp
@@ -60,7 +63,8 @@ def test_the_red_team_app_of_the_page_can_be_built():
 
 
 def test_every_setting_of_the_table_exists_with_its_default():
-    defaults = {**G2uardFL().configuration(), "min_replies": "min_train_nodes", "timeout": 3600}
+    own = {"min_replies": "min_train_nodes", "timeout": 3600, "audit_max_bytes": MAX_BYTES}
+    defaults = {**G2uardFL().configuration(), **own}
     table = PAGE.partition("## Settings worth changing")[2].partition("Every keyword of")[0]
     rows = re.findall(r"^\| (`.*?) \| (.*?) \|", table, flags=re.M)
     assert len(rows) >= 8
@@ -75,6 +79,20 @@ def test_every_event_of_the_log_table_has_the_level_that_the_page_says():
     for kind, warning in rows:
         report = RoundReport({}, events=(Event(kind, "message"),))
         assert log.level(report) == (logging.WARNING if warning else logging.INFO)
+
+
+@pytest.mark.skipif(shutil.which("jq") is None, reason="needs jq")
+def test_the_commands_for_jq_find_what_they_say(tmp_path):
+    refused = Verdict("malicious", "Its update is too large.")
+    writer = AuditWriter(tmp_path / "audit.jsonl", "g2uardfl")
+    writer.write(1, RoundReport({2**63: refused, 8: Verdict("accepted", "It is not.")}), {})
+    writer.write(2, RoundReport({2**63: refused}, "Kept.", (Event("model_kept", "Kept."),)), {})
+    commands = [line for line in PAGE.splitlines() if line.startswith("jq ")]
+    found = [
+        subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True).stdout
+        for command in commands
+    ]
+    assert [text.split() for text in found] == [["2", str(2**63)], ['[2,"Kept."]']]
 
 
 def test_every_mod_that_is_named_exists():

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +15,7 @@ from g2uardfl.aggregators.base import Outcome
 from g2uardfl.aggregators.fedavg import FedAvg
 from g2uardfl.core.errors import StateError
 from g2uardfl.core.state_files import SavedState, read_state, write_state
-from g2uardfl.federation.state import FederationState
+from g2uardfl.federation.state import FederationState, StateFile
 
 
 class Counting(FedAvg):
@@ -96,10 +99,10 @@ def test_the_memory_of_another_rule_is_refused(path):
 
 def test_a_missing_folder_is_named_before_any_round(tmp_path):
     with pytest.raises(StateError, match=r"folder of state_path=.* does not exist: create it first"):
-        FederationState.load(tmp_path / "no" / "state")
+        StateFile(tmp_path / "no" / "state")
 
 
-@pytest.mark.parametrize("missing", ["rounds_done", "configuration", "memory", "model"])
+@pytest.mark.parametrize("missing", ["rounds_done", "configuration", "audit", "memory", "model"])
 def test_an_incomplete_file_is_refused_and_names_what_is_missing(path, missing):
     saved(path)
     state = read_state(path, "federation")
@@ -114,14 +117,37 @@ def test_a_damaged_file_is_refused(path):
         FederationState.load(path)
 
 
-def test_unfinished_files_of_a_killed_server_are_deleted_and_others_are_not(path):
+def test_unfinished_files_of_a_killed_server_are_deleted_by_the_next_one_and_by_no_reader(path):
     saved(path)
-    unfinished, other = path.with_name(f".{path.name}.0f.part"), path.with_name(".other.0f.part")
+    unfinished = path.with_name(f".{path.name}.{'0f' * 16}.part")
     unfinished.write_bytes(b"half")
-    other.write_bytes(b"half")
     assert FederationState.load(path).rounds_done == 7
+    assert unfinished.exists()
+    assert StateFile(path).load().rounds_done == 7
     assert not unfinished.exists()
-    assert other.exists()
+
+
+def test_the_hash_of_the_last_audit_line_survives(path):
+    state = saved(path)
+    assert FederationState.load(path).audit is None
+    replace(state, audit="0f" * 32).save(path)
+    assert FederationState.load(path).audit == "0f" * 32
+
+
+@pytest.mark.skipif(os.name != "posix", reason="file modes are POSIX")
+def test_only_the_owner_may_read_the_state_because_it_holds_a_secret(path):
+    saved(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("name", ["rounds_done", "rounds_kept", "configuration"])
+@pytest.mark.parametrize("value", [None, "x", [1], float("inf"), float("nan")], ids=str)
+def test_a_value_of_a_wrong_type_is_one_clear_error(path, name, value):
+    saved(path)
+    state = read_state(path, "federation")
+    write_state(path, "federation", SavedState({**state.values, name: value}, state.arrays))
+    with pytest.raises(StateError, match="incomplete"):
+        FederationState.load(path)
 
 
 def test_a_state_that_cannot_be_written_leaves_the_old_one(path, monkeypatch):

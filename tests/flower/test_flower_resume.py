@@ -89,7 +89,23 @@ def test_a_server_killed_at_every_kind_of_moment_ends_with_the_results_of_one_th
         assert rounds_done(tmp_path) == (at if moment == "between rounds" else at - 1)
     serve(tmp_path)
     assert everything(tmp_path) == uninterrupted
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["audit.jsonl", "guard.state"]
+    locks = [".audit.jsonl.lock", ".guard.state.lock"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [*locks, "audit.jsonl", "guard.state"]
+    assert Audit(tmp_path / "audit.jsonl").broken_at is None
+
+
+@pytest.mark.slow
+def test_a_second_server_on_the_same_state_ends_with_one_error_and_changes_nothing(tmp_path):
+    with running([*SERVER, str(tmp_path), str(ROUNDS), "between rounds", "2"], stdout=subprocess.PIPE) as first:
+        assert first.stdout.readline() == "between rounds\n"
+        before = everything(tmp_path)
+        second = subprocess.run(
+            [*SERVER, str(tmp_path), str(ROUNDS)], capture_output=True, text=True, timeout=10 * PATIENCE, check=False
+        )
+        assert second.returncode == 1
+        error = f"guard.state is used by another server (process {first.pid}): stop it, or choose another state_path"
+        assert second.stderr.strip().splitlines()[-1].endswith(error)
+        assert everything(tmp_path) == before
 
 
 def run(strategy, rounds=1, model=None, nodes=NODES, **options):
@@ -207,6 +223,64 @@ def test_a_full_disk_is_an_error_in_the_log_and_does_not_end_the_round(state_pat
         arrays, _ = train_round(strategy, array_record(odd_mlp()), NODES)
     assert arrays is not None
     assert any("NOT SAVED" in line and "No space left" in line for line in lines if line.startswith("ERROR"))
+
+
+def rounds_of(path):
+    return [(record["round"], sorted(record["verdicts"])) for record in Audit(path).rounds]
+
+
+def test_rounds_during_which_the_disk_was_full_are_in_the_audit_once_there_is_space(tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    state_path, path = tmp_path / "guard.state", tmp_path / "audit.jsonl"
+    strategy, arrays = G2uardFLStrategy(state_path=state_path, audit_path=path), array_record(odd_mlp())
+    for number in range(1, 6):
+        with monkeypatch.context() as patch:
+            if number in (2, 3):
+                patch.setattr("os.fsync", full)
+            changed, _ = train_round(strategy, arrays, NODES, number)
+        arrays = changed or arrays
+        saved = FederationState.load(state_path)
+        assert saved.rounds_done == (1 if number in (2, 3) else number)
+    assert rounds_of(path) == [(number, sorted(map(str, NODES))) for number in range(1, 6)]
+    assert (Audit(path).broken_at, Audit(path).head) == (None, saved.audit)
+
+
+@pytest.mark.parametrize("removed", [0, 1, None], ids=["nothing", "the last line", "all"])
+def test_lines_that_were_removed_from_the_end_of_the_audit_are_noticed_at_the_next_start(tmp_path, removed):
+    paths = {"state_path": tmp_path / "guard.state", "audit_path": tmp_path / "audit.jsonl"}
+    train_round(G2uardFLStrategy(**paths), array_record(odd_mlp()), NODES)
+    lines = paths["audit_path"].read_bytes().splitlines(keepends=True)
+    paths["audit_path"].write_bytes(b"".join(lines[: 0 if removed is None else len(lines) - removed]))
+    with log_lines() as logged:
+        strategy = G2uardFLStrategy(**paths)
+    warnings = [line for line in logged if line.startswith("WARNING")]
+    assert len(warnings) == (0 if removed == 0 else 1)
+    assert all("audit.jsonl lacks lines that" in line for line in warnings)
+    train_round(strategy, strategy.current_arrays, NODES)
+    assert (Audit(paths["audit_path"]).broken_at is None) == (removed == 0)
+
+
+def test_the_earlier_of_two_strategies_with_the_same_state_does_not_start_and_saves_nothing(state_path):
+    earlier = G2uardFLStrategy(fraction_evaluate=0.0, state_path=state_path)
+    run(G2uardFLStrategy(fraction_evaluate=0.0, state_path=state_path), 2)
+    later = G2uardFLStrategy(fraction_evaluate=0.0, state_path=state_path)
+    with pytest.raises(StateError, match="now written by a later strategy"):
+        run(earlier)
+    with log_lines() as lines:
+        train_round(earlier, array_record(odd_mlp()), NODES)
+    assert any("NOT SAVED" in line and "later strategy" in line for line in lines)
+    assert FederationState.load(state_path).rounds_done == 2
+    run(later)
+    assert FederationState.load(state_path).rounds_done == 3
+
+
+def test_an_audit_is_rotated_at_the_size_that_the_setting_says(tmp_path):
+    path = tmp_path / "audit.jsonl"
+    run(G2uardFLStrategy(fraction_evaluate=0.0, audit_path=path, audit_max_bytes=1), 3)
+    assert sorted(file.name for file in tmp_path.glob("audit*")) == ["audit.jsonl", "audit.jsonl.1", "audit.jsonl.2"]
+    assert rounds_of(path) == [(number, sorted(map(str, NODES))) for number in (1, 2, 3)]
 
 
 def test_rules_without_memory_resume_with_round_and_model(state_path):

@@ -110,6 +110,19 @@ def test_several_runs_and_an_audit_share_a_page(finished, tmp_path):
     assert "Benign scores" not in page
 
 
+def test_the_page_says_whether_the_hash_chain_is_whole_and_where_it_breaks(tmp_path):
+    path = tmp_path / "audit.jsonl"
+    audit = write_audit(path, *[RoundReport({8: VERDICTS[8]})] * 3)
+    assert f"audit.jsonl: the hash chain of 6 lines is whole; the last hash is {audit.head}." in render(
+        [audit], "title"
+    )
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:2], *lines[3:]]))
+    assert "audit.jsonl: the hash chain is BROKEN: line 3 of audit.jsonl does not follow" in render(
+        [Audit(path)], "title"
+    )
+
+
 def test_marks_are_one_vertical_line_for_each_round_with_the_event():
     rounds = [
         {"round": 1, "events": []},
@@ -143,6 +156,18 @@ def test_the_report_command_writes_a_page_beside_the_audit(tmp_path):
     done = command(tmp_path / "audit.jsonl", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert ROLLED_BACK.message in section((tmp_path / "audit.html").read_text())
+    assert "audit.jsonl: the hash chain of 4 lines is whole; the last hash is " in done.stdout
+
+
+@pytest.mark.slow
+def test_the_report_command_writes_a_page_and_fails_if_the_hash_chain_is_broken(tmp_path):
+    path = tmp_path / "audit.jsonl"
+    write_audit(path, RoundReport(VERDICTS))
+    path.write_bytes(path.read_bytes().replace(b"benign cluster", b"BENIGN CLUSTER"))
+    done = command(path, cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"{path}: the hash chain is BROKEN: line 2 of audit.jsonl does not follow")
+    assert (tmp_path / "audit.html").exists()
 
 
 def test_the_report_command_refuses_a_file_that_is_no_audit(tmp_path):

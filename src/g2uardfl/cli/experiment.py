@@ -202,7 +202,7 @@ def report(
         Path | None, typer.Option(help="The page to write.", show_default="RUN/report.html or AUDIT.html")
     ] = None,
 ) -> None:
-    """Write an HTML page about finished runs, or about the audit files of Flower federations."""
+    """Write an HTML page about finished runs or Flower federations; exit with 1 if an audit's hash chain is broken."""
     from ..federation.audit import Audit
     from ..report.page import write_report
     from ..simulation.directory import FinishedRun
@@ -211,6 +211,11 @@ def report(
     beside = runs[0].with_suffix(".html") if runs[0].is_file() else runs[0] / "report.html"
     page = write_report(finished, out or beside)
     typer.echo(f"Wrote {page}")
+    audits = [run for run in finished if isinstance(run, Audit)]
+    for audit in audits:
+        typer.echo(f"{audit.path}: {audit.chain}", err=audit.broken_at is not None)
+    if any(audit.broken_at is not None for audit in audits):
+        raise typer.Exit(1)
 
 
 def pretrain(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import uuid
 from collections.abc import Iterator
@@ -11,17 +12,25 @@ from typing import BinaryIO
 
 
 @contextmanager
-def atomic_write(path: Path) -> Iterator[BinaryIO]:
+def atomic_write(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
     """Open a temporary file that replaces `path` when the block succeeds and is deleted when it fails.
 
-    A crash at any moment leaves either the old file or the complete new one at `path`.
+    A crash at any moment leaves either the old file or the complete new one at `path`. Only the owner may read a
+    `private` file, from its first byte; otherwise the umask decides (default: False).
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
+    mode = 0o600 if private else 0o666
     try:
-        with temporary.open("wb") as file:
+        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def delete_unfinished(path: Path) -> None:
+    """Delete what killed writers of `path` have left; only a program that is its one writer may call this."""
+    for unfinished in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 32}.part"):
+        unfinished.unlink(missing_ok=True)

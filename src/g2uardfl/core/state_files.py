@@ -1,17 +1,20 @@
 """Saved state: one file with named arrays and a JSON document, without pickle, written atomically.
 
-The file is an uncompressed `.npz` archive. The archive ends with its directory and has a checksum for every member, and
-the document lists the arrays, so that truncated and damaged files are detected. A `kind` identifies the file's content.
+The file is an uncompressed `.npz` archive, followed by a line with the SHA-256 sum of the archive, which NumPy ignores.
+The sum is verified before anything is parsed, so that a damaged file is one error and never another state. A `kind`
+identifies the file's content.
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +24,9 @@ from .files import atomic_write
 
 _DOCUMENT = "state.json"
 """The name of the JSON document in the archive."""
+_VERSION = 2
+_BLOCK = 1 << 20
+"""Bytes that are read at a time to verify a checksum."""
 
 
 @dataclass(frozen=True)
@@ -48,14 +54,22 @@ class SavedState:
         return SavedState(self.values[name], arrays)
 
 
-def write_state(path: str | os.PathLike[str], kind: str, state: SavedState) -> None:
-    """Write `state` atomically; raises `StateError` if the file cannot be written."""
+def write_state(path: str | os.PathLike[str], kind: str, state: SavedState, *, public: bool = False) -> None:
+    """Write `state` atomically; raises `StateError` if the file cannot be written.
+
+    A state can hold secrets, so that only its owner may read the file, unless it is `public` (default: False).
+    """
     target = Path(path)
-    document = json.dumps({"kind": kind, "version": 1, "arrays": list(state.arrays), "values": state.values})
+    objects = [name for name, array in state.arrays.items() if array.dtype.hasobject]
+    if objects:
+        raise StateError(f"the array {objects[0]!r} holds Python objects, which cannot be saved: use numbers or JSON")
+    document = json.dumps({"kind": kind, "version": _VERSION, "values": state.values})
     members: dict[str, Any] = {_DOCUMENT: np.frombuffer(document.encode(), dtype=np.uint8), **state.arrays}
     try:
-        with atomic_write(target) as file:
-            np.savez(file, **members)
+        with atomic_write(target, private=not public) as file:
+            hashed = _Hashed(file)
+            np.savez(hashed, **members)
+            file.write(_checksum_line(hashed.digest.hexdigest()))
     except OSError as error:
         raise StateError(
             f"cannot write {target}: {error.strerror or error}; choose a writable folder with enough free space"
@@ -63,23 +77,68 @@ def write_state(path: str | os.PathLike[str], kind: str, state: SavedState) -> N
 
 
 def read_state(path: str | os.PathLike[str], kind: str) -> SavedState:
-    """Read a file that `write_state` wrote; raises `StateError` for any other file."""
+    """Read a file that `write_state` wrote; raises `StateError` for any other file.
+
+    The file is read twice, first in blocks to verify its checksum; only the arrays are held in memory.
+    """
     target = Path(path)
-    damaged = f"{target} is not a {kind} file of g2uardfl, or it is damaged: restore it from a copy or start anew"
+    damaged = (
+        f"{target} is not a {kind} file of g2uardfl, or it is damaged, or an earlier version wrote it (without a "
+        "checksum): restore it from a copy or start anew"
+    )
     try:
-        with np.load(target, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-        document = json.loads(arrays.pop(_DOCUMENT).tobytes())
+        with target.open("rb") as file:
+            content = _parsed(file) if _is_intact(file) else None
     except FileNotFoundError as error:
         raise StateError(f"{target} does not exist") from error
-    except Exception as error:  # zipfile and NumPy raise exceptions of many types for damaged files.
+    except OSError as error:
+        raise StateError(f"cannot read {target}: {error.strerror or error}") from error
+    except Exception as error:  # Of many types, if another program wrote an intact file.
         raise StateError(damaged) from error
-    if not isinstance(document, dict) or document.get("kind") != kind or not isinstance(document.get("values"), dict):
-        found = document.get("kind") if isinstance(document, dict) else None
-        raise StateError(f"{target} holds {found or 'something else'}, not a {kind}")
-    if document.get("version") != 1:
-        raise StateError(f"{target} was written by another version of g2uardfl (format {document.get('version')})")
-    # Files of earlier releases do not list their arrays.
-    if set(document.get("arrays", arrays)) != set(arrays):
+    if content is None:
         raise StateError(damaged)
-    return SavedState(document["values"], arrays)
+    found, version, state = content
+    if found != kind:
+        raise StateError(f"{target} holds {found}, not a {kind}")
+    if version != _VERSION:
+        raise StateError(f"{target} was written by another version of g2uardfl (format {version})")
+    return state
+
+
+class _Hashed(io.RawIOBase):
+    """Hashes what is written to a file. It cannot seek, so that nothing changes after it was hashed."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.digest = hashlib.sha256()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self.digest.update(data)
+        return self._file.write(data)
+
+
+def _checksum_line(digest: str) -> bytes:
+    # Hexadecimal digits cannot contain the signature by which the end of an archive is found.
+    return f"\ng2uardfl sha256 {digest}\n".encode()
+
+
+def _parsed(file: BinaryIO) -> tuple[str, int, SavedState]:
+    """Kind, version and content of a file."""
+    file.seek(0)
+    with np.load(file, allow_pickle=False) as archive:
+        arrays = {name: archive[name] for name in archive.files}
+    document = json.loads(arrays.pop(_DOCUMENT).tobytes())
+    return document["kind"], document["version"], SavedState(dict(document["values"]), arrays)
+
+
+def _is_intact(file: BinaryIO) -> bool:
+    """Whether a file ends with the checksum of everything before it."""
+    digest = hashlib.sha256()
+    size = file.seek(0, os.SEEK_END) - len(_checksum_line(digest.hexdigest()))
+    file.seek(0)
+    for start in range(0, size, _BLOCK):
+        digest.update(file.read(min(_BLOCK, size - start)))
+    return file.read() == _checksum_line(digest.hexdigest())

@@ -145,7 +145,7 @@ class Guard(Aggregator):
             parts = {name: type(part)(part.settings, seed) for name, part in self.parts.items()}
             for name, part in parts.items():
                 part.restore(state.part(name))
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise StateError(
                 f"this guard state is incomplete ({error}): restore it from a copy or start anew"
             ) from error

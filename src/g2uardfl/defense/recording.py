@@ -58,7 +58,7 @@ class Record:
             "attacking": [[bool(one) for one in truth] for truth in self.attacking],
             "notes": self.notes,
         }
-        write_state(path, _KIND, SavedState(document, arrays))
+        write_state(path, _KIND, SavedState(document, arrays), public=True)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Record:

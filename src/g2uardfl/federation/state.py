@@ -6,7 +6,6 @@ of another.
 
 from __future__ import annotations
 
-import glob
 import json
 import os
 from collections.abc import Mapping
@@ -16,7 +15,9 @@ from typing import Any
 
 from ..aggregators.base import Aggregator
 from ..core.errors import StateError
+from ..core.files import delete_unfinished
 from ..core.state_files import SavedState, read_state, write_state
+from .lock import WriterLock
 
 _KIND = "federation"
 
@@ -36,11 +37,15 @@ class FederationState:
     """What the rule remembers."""
     model: SavedState
     """The global model, in the form that the framework's part of this package writes and reads."""
+    audit: str | None = None
+    """The hash of the last line of the audit (default: None, there is no audit)."""
 
     @classmethod
-    def of(cls, rule: Aggregator, model: SavedState, rounds_done: int, rounds_kept: int) -> FederationState:
+    def of(
+        cls, rule: Aggregator, model: SavedState, rounds_done: int, rounds_kept: int, audit: str | None = None
+    ) -> FederationState:
         """The state after `rounds_done` rounds of `rule`."""
-        return cls(rounds_done, rounds_kept, rule.name, _as_json(rule.configuration()), rule.state(), model)
+        return cls(rounds_done, rounds_kept, rule.name, _as_json(rule.configuration()), rule.state(), model, audit)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Replace the file at `path`; a crash leaves the old file or the new one."""
@@ -49,17 +54,14 @@ class FederationState:
             "rounds_kept": self.rounds_kept,
             "rule": self.rule,
             "configuration": self.configuration,
+            "audit": self.audit,
         }
         write_state(path, _KIND, SavedState.joined({"memory": self.memory, "model": self.model}, values))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> FederationState | None:
-        """The saved state, or None where there is none yet; unfinished files of a killed server are deleted."""
+        """The saved state, or None where there is none yet."""
         target = Path(path)
-        if not target.absolute().parent.is_dir():
-            raise StateError(f"the folder of state_path={target} does not exist: create it first")
-        for unfinished in target.parent.glob(f".{glob.escape(target.name)}.*.part"):
-            unfinished.unlink(missing_ok=True)
         if not target.exists():
             return None
         state = read_state(target, _KIND)
@@ -72,11 +74,12 @@ class FederationState:
                 dict(values["configuration"]),
                 state.part("memory"),
                 state.part("model"),
+                None if values["audit"] is None else str(values["audit"]),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise StateError(f"{target} is incomplete ({error}): restore it from a copy or start anew") from error
 
-    def restore(self, rule: Aggregator, path: str | os.PathLike[str]) -> list[str]:
+    def restore(self, rule: Aggregator, path: str | os.PathLike[str] | None) -> list[str]:
         """Give a new `rule` the saved memory; returns its settings that differ from the saved ones.
 
         The settings of `rule` stay as they are. `path` is where this state was loaded from, for the error message.
@@ -89,6 +92,26 @@ class FederationState:
         before, now = self.configuration, _as_json(rule.configuration())
         changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
         return [f"{name} {before.get(name)} -> {now.get(name)}" for name in changed]
+
+
+class StateFile:
+    """The file at `state_path` of the one server that writes it; a second server is refused."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        if not self.path.absolute().parent.is_dir():
+            raise StateError(f"the folder of state_path={path} does not exist: create it first")
+        self.lock = WriterLock(path, "state_path")
+        delete_unfinished(self.path)
+
+    def load(self) -> FederationState | None:
+        """The saved state, or None where there is none yet."""
+        return FederationState.load(self.path)
+
+    def save(self, state: FederationState) -> None:
+        """Replace the saved state; a crash leaves the old one or the new one."""
+        self.lock.require()
+        state.save(self.path)
 
 
 def _as_json(configuration: Mapping[str, Any]) -> dict[str, Any]:

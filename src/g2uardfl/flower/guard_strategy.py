@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from ..aggregators.base import RoundObserver
+from ..federation.audit import MAX_BYTES
 from .metrics import MetricsFn
 from .replies import Identity
 from .strategy import AggregatorStrategy
@@ -28,7 +29,7 @@ class G2uardFLStrategy(AggregatorStrategy):
         The guard's profile, "default" or "paper" (default: "default").
     seed
         Determines everything random about the guard (default: 0).
-    min_replies, identity, authenticated_nodes, state_path, audit_path, observers
+    min_replies, identity, authenticated_nodes, state_path, audit_path, audit_max_bytes, observers
         As in `AggregatorStrategy`.
     **guard_settings
         Any keyword of `G2uardFL`.
@@ -60,6 +61,7 @@ class G2uardFLStrategy(AggregatorStrategy):
         authenticated_nodes: bool = False,
         state_path: str | os.PathLike[str] | None = None,
         audit_path: str | os.PathLike[str] | None = None,
+        audit_max_bytes: int = MAX_BYTES,
         observers: Sequence[RoundObserver] = (),
         **guard_settings: Any,
     ) -> None:
@@ -80,6 +82,7 @@ class G2uardFLStrategy(AggregatorStrategy):
             authenticated_nodes=authenticated_nodes,
             state_path=state_path,
             audit_path=audit_path,
+            audit_max_bytes=audit_max_bytes,
             observers=observers,
             profile=profile,
             seed=seed,

@@ -24,9 +24,9 @@ from ..aggregators.base import AggregationResult, Aggregator, ClientId, RoundObs
 from ..core.errors import ConfigError, StateError
 from ..core.layout import ModelLayout
 from ..federation import log
-from ..federation.audit import DECISIONS, AuditWriter
+from ..federation.audit import DECISIONS, MAX_BYTES, AuditWriter
 from ..federation.barrier import Barrier, Replies
-from ..federation.state import FederationState
+from ..federation.state import FederationState, StateFile
 from .arrays import RecordWeights, encode, loaded_record, saved_record
 from .grid import tolerant
 from .metrics import MetricsFn, averaged, has_metrics
@@ -77,10 +77,12 @@ class AggregatorStrategy(FedAvg):
         Whether they do (`flower-superlink --enable-supernode-auth`); True silences the warning (default: False).
     state_path
         The file that holds rounds done, the rule's memory and the model after every round. A new strategy with the same
-        path resumes from it (default: None, nothing is saved).
+        path resumes from it; a second process is refused (default: None, nothing is saved).
     audit_path
-        The file to which every verdict and round is appended as JSON; `g2uardfl report` turns it into a page (default:
-        None).
+        The file to which every verdict and round is appended as JSON; `g2uardfl report` turns it into a page. A second
+        process is refused (default: None).
+    audit_max_bytes
+        The size at which the audit is renamed to `audit_path.1`, `.2`, ... and a new file begins (default: 256 MiB).
     observers
         Called with each round that the rule decided, and its outcome (default: none).
     **rule_settings
@@ -120,6 +122,7 @@ class AggregatorStrategy(FedAvg):
         authenticated_nodes: bool = False,
         state_path: str | os.PathLike[str] | None = None,
         audit_path: str | os.PathLike[str] | None = None,
+        audit_max_bytes: int = MAX_BYTES,
         observers: Sequence[RoundObserver] = (),
         **rule_settings: Any,
     ) -> None:
@@ -151,20 +154,24 @@ class AggregatorStrategy(FedAvg):
         self._barrier = Barrier[Message, Reply](lambda reply: read_reply(reply, self.weighted_by_key), identity)
         self._requests: Sequence[Message] = ()
         self._resumes = False
-        if state_path is not None:
-            self._resume(state_path)
+        self._state = None if state_path is None else StateFile(state_path)
+        saved = None if self._state is None else self._state.load()
+        if saved is not None:
+            self._resume(saved, state_path)
         self._offset = self.rounds_done
-        self._audit = None if audit_path is None else AuditWriter(audit_path, self.aggregator.name)
+        self._audit: AuditWriter | None = None
+        if audit_path is not None:
+            follows = None if saved is None else saved.audit
+            self._audit = AuditWriter(audit_path, self.aggregator.name, audit_max_bytes, follows)
+            if self._audit.lacks_lines:
+                logger.warning("%s lacks lines that %s knows of: see g2uardfl report", audit_path, state_path)
 
     @property
     def verdicts(self) -> dict[ClientId, Verdict]:
         """The verdicts of the last round by client."""
         return self.report.verdicts
 
-    def _resume(self, path: str | os.PathLike[str]) -> None:
-        saved = FederationState.load(path)
-        if saved is None:
-            return
+    def _resume(self, saved: FederationState, path: str | os.PathLike[str] | None) -> None:
         changed = saved.restore(self.aggregator, path)
         self.rounds_done, self.rounds_kept = saved.rounds_done, saved.rounds_kept
         self.current_arrays, self._resumes = loaded_record(saved.model), True
@@ -193,6 +200,9 @@ class AggregatorStrategy(FedAvg):
         the last one in configs, metrics and calls of `evaluate_fn`. Only the returned `Result` and Flower's own log
         count from 1. To end at a fixed round, pass `num_rounds=total - strategy.rounds_done`.
         """
+        for file in (self._state, self._audit):
+            if file is not None:
+                file.lock.require()
         self._offset = self.rounds_done
         arrays = self._first_arrays(initial_arrays)
         if self.identity is None and not self.authenticated_nodes:
@@ -284,9 +294,11 @@ class AggregatorStrategy(FedAvg):
         try:
             if self._audit is not None:
                 self._audit.write(self.rounds_done, self.report, nodes)
-            if self.state_path is not None and self.current_arrays is not None:
+            if self._state is not None and self.current_arrays is not None:
                 model = saved_record(self.current_arrays)
-                FederationState.of(self.aggregator, model, self.rounds_done, self.rounds_kept).save(self.state_path)
+                last = None if self._audit is None else self._audit.head
+                state = FederationState.of(self.aggregator, model, self.rounds_done, self.rounds_kept, last)
+                self._state.save(state)
         except (OSError, StateError) as error:
             logger.error("round %d was NOT SAVED: %s", self.rounds_done, error)
 

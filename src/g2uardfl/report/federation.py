@@ -23,7 +23,7 @@ def summary_table(audits: Sequence[Audit]) -> str:
     damaged = sum(audit.damaged for audit in audits)
     note = "Shares of all verdicts."
     note += f" {damaged} damaged lines of the audit were ignored." if damaged else ""
-    return table(head, rows, note)
+    return table(head, rows, " ".join([note, *(f"{audit.path.name}: {audit.chain}." for audit in audits)]))
 
 
 def decisions(audit: Audit) -> Any:

@@ -1,26 +1,26 @@
 """Checkpoints, from which an interrupted run resumes and reaches the same result.
 
 All random choices derive from the run's seed, so a checkpoint holds no generator state. It holds the model, the states
-of the defence and the attack, and the number of the last finished round. Each checkpoint is a folder that is written
-under a temporary name and renamed when it is complete.
+of the defence and the attack, and the number of the last finished round. Each checkpoint is one state file, written
+atomically and with a checksum over all of it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
 from torch import Tensor
 
-from ..core.errors import ConfigError, StateError
+from ..core.errors import StateError
+from ..core.files import delete_unfinished
 from ..core.state_files import SavedState, read_state, write_state
 from .config import RunConfig
-from .start import read_model, write_model
 
+_KIND = "checkpoint"
 _KEPT = 2
 """Number of checkpoints that are kept: if the latest is damaged, the run resumes from the one before."""
 _NOT_COMPARED = ("device", "data_dir", "checkpoint_every", "workers")
@@ -53,20 +53,22 @@ def require_same_config(folder: Path, config: RunConfig) -> None:
 
 def write_checkpoint(folder: Path, config: RunConfig, checkpoint: Checkpoint) -> None:
     """Write `checkpoint` into `folder` and delete all but the latest two."""
-    final = folder / f"round-{checkpoint.round:08d}"
-    partial = folder / f".{final.name}"
+    from safetensors.torch import save
+
+    path = folder / f"round-{checkpoint.round:08d}.state"
+    weights = save({name: value.detach().cpu().contiguous() for name, value in checkpoint.weights.items()})
+    values = {"round": checkpoint.round, "config": config_digest(config), "start": checkpoint.start_scores}
+    parts = {
+        "model": SavedState(arrays={"weights": np.frombuffer(weights, np.uint8)}),
+        "defense": checkpoint.defense,
+        "attack": checkpoint.attack,
+    }
     try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        write_model(partial / "model.safetensors", checkpoint.weights)
-        write_state(partial / "defense.state", "defense", checkpoint.defense)
-        write_state(partial / "attack.state", "attack", checkpoint.attack)
-        position = {"round": checkpoint.round, "config": config_digest(config), "start": checkpoint.start_scores}
-        write_state(partial / "position.state", "position", SavedState(position))
-        shutil.rmtree(final, ignore_errors=True)
-        os.rename(partial, final)
+        folder.mkdir(parents=True, exist_ok=True)
+        delete_unfinished(path)
+        write_state(path, _KIND, SavedState.joined(parts, values))
         for old in _checkpoints(folder)[:-_KEPT]:
-            shutil.rmtree(old)
+            old.unlink()
     except OSError as error:
         raise StateError(
             f"cannot write the checkpoint of round {checkpoint.round} in {folder}: {error.strerror or error}; "
@@ -83,7 +85,7 @@ def read_checkpoint(folder: Path, config: RunConfig) -> Checkpoint | None:
     for path in reversed(_checkpoints(folder)):
         try:
             checkpoint, digest = _read(path)
-        except (StateError, ConfigError) as error:
+        except StateError as error:
             problem = problem or error
             continue
         if digest != config_digest(config):
@@ -99,12 +101,20 @@ def read_checkpoint(folder: Path, config: RunConfig) -> Checkpoint | None:
 
 def _read(path: Path) -> tuple[Checkpoint, str]:
     """A checkpoint and the hash of its config."""
-    position = read_state(path / "position.state", "position").values
-    weights, _ = read_model(path / "model.safetensors")
-    defense, attack = (read_state(path / f"{kind}.state", kind) for kind in ("defense", "attack"))
-    checkpoint = Checkpoint(int(position["round"]), weights, defense, attack, dict(position["start"]))
-    return checkpoint, str(position["config"])
+    from safetensors.torch import load
+
+    if path.is_dir():
+        raise StateError(f"{path} was written by an earlier version of g2uardfl: start the run again with --overwrite")
+    state = read_state(path, _KIND)
+    try:
+        weights = load(state.part("model").arrays["weights"].tobytes())
+        defense, attack = state.part("defense"), state.part("attack")
+        values = state.values
+        checkpoint = Checkpoint(int(values["round"]), weights, defense, attack, dict(values["start"]))
+        return checkpoint, str(values["config"])
+    except Exception as error:  # safetensors has exceptions of its own
+        raise StateError(f"{path} is incomplete ({error}): delete it or start the run again") from error
 
 
 def _checkpoints(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob("round-*") if path.is_dir())
+    return sorted(folder.glob("round-*"))
