@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import weakref
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,12 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from g2uardfl import aggregators
-from g2uardfl.aggregators import Aggregator
-from g2uardfl.aggregators.context import NeedsServer
 from g2uardfl.core.errors import ConfigError
 from g2uardfl.core.state_files import read_state, write_state
 from helpers.models import (
-    StandInServer,
     batch_norm_model,
     federation,
     flat,
@@ -28,21 +24,9 @@ from helpers.models import (
     perturbed,
     same,
 )
+from helpers.rules import RULES, make
 
-RULES: dict[str, dict[str, Any]] = {name: {} for name in aggregators.names()} | {
-    "deepsight": {"random_inputs": 64},
-    "foolsgold with history": {"history": True},
-    "g2uardfl, paper": {"profile": "paper", "pretrain_epochs": 5, "cluster_epochs": 5},
-}
-"""The settings of every rule by a label that begins with its name."""
 MODELS = {"mlp": odd_mlp, "batch norm": batch_norm_model, "numpy": numpy_model}
-
-
-def make(rule: str, model: dict | None = None, **changes: Any) -> Aggregator:
-    made = aggregators.create(rule.replace(",", "").split()[0], **RULES[rule], **changes)
-    if isinstance(made, NeedsServer):
-        made.attach(StandInServer(model or odd_mlp()))
-    return made
 
 
 def with_value(client, value):
@@ -52,49 +36,6 @@ def with_value(client, value):
     first = next(iter(changed))
     changed[first].reshape(-1)[0] = value
     return changed
-
-
-def without_first(client):
-    return dict(list(client.items())[1:])
-
-
-def replace_first(client, function):
-    first = next(iter(client))
-    return {**client, first: function(client[first])}
-
-
-INVALID = {
-    "NaN": lambda client: with_value(client, float("nan")),
-    "infinity": lambda client: with_value(client, float("-inf")),
-    "a missing name": without_first,
-    "an extra name": lambda client: {**client, "surprise": next(iter(client.values()))},
-    "a wrong shape": lambda client: replace_first(client, lambda array: array.reshape(-1)[:-1]),
-    "a wrong kind of number": lambda client: replace_first(client, lambda a: torch.ones(a.shape, dtype=torch.int64)),
-    "complex numbers": lambda client: replace_first(client, lambda a: np.ones(tuple(a.shape), dtype=np.complex64)),
-    "text in an array": lambda client: replace_first(client, lambda a: np.full(tuple(a.shape), "x")),
-    "objects in an array": lambda client: replace_first(client, lambda a: np.full(tuple(a.shape), None)),
-    "a list": lambda client: replace_first(client, lambda array: array.tolist()),
-    "None in a mapping": lambda client: replace_first(client, lambda array: None),
-    "norm 1e30": lambda client: with_value(client, 1e30),
-    "an empty mapping": lambda client: {},
-    "nothing": lambda client: None,
-    "a string": lambda client: "weights",
-}
-
-
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("kind", INVALID)
-@pytest.mark.parametrize("rule", RULES)
-def test_an_invalid_message_does_not_affect_the_other_clients(rule, kind, model):
-    model = MODELS[model]()
-    clients = federation(model)
-    expected = make(rule, model).aggregate(model, clients)
-    clients[99] = INVALID[kind](perturbed(model, 99))
-    result = make(rule, model).aggregate(model, clients)
-    assert result.verdicts[99].decision == "invalid"
-    assert result.verdicts[99].reason.startswith("The client ")
-    assert {c: v for c, v in result.verdicts.items() if c != 99} == expected.verdicts
-    assert same(result.weights, expected.weights)
 
 
 @pytest.mark.parametrize("value", [1e30, 2e18, float("inf")])
