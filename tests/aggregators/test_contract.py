@@ -39,7 +39,9 @@ MODELS = {"mlp": odd_mlp, "batch norm": batch_norm_model, "numpy": numpy_model}
 
 
 def make(rule: str, model: dict | None = None, **changes: Any) -> Aggregator:
-    made = aggregators.create(rule.replace(",", "").split()[0], **RULES[rule], **changes)
+    name = rule.replace(",", "").split()[0]
+    seed = {"seed": 0} if aggregators.find(name).takes_seed else {}
+    made = aggregators.create(name, **{**RULES[rule], **seed, **changes})
     if isinstance(made, NeedsServer):
         made.attach(StandInServer(model or odd_mlp()))
     return made

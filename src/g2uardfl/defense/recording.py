@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from ..aggregators.base import Outcome, Round
 from ..core.errors import StateError
+from ..core.randomness import secret_of
 from ..core.state_files import SavedState, read_state, write_state
 from .observation import Observation, Observer
 from .profiles import find, names
@@ -89,13 +90,14 @@ class RoundRecorder:
         The profiles whose guards can decide the record. What the recorded rule did not measure for them is measured
         here, with their default settings (default: all built-in ones).
     seed
-        Determines the sketches of what is measured here (default: 0).
+        Determines the sketches of what is measured here; None draws a secret (default: None).
     """
 
-    def __init__(self, profiles: Sequence[str] | None = None, seed: int = 0) -> None:
+    def __init__(self, profiles: Sequence[str] | None = None, seed: int | None = None) -> None:
         self.record = Record()
         kinds = [find(name).observer for name in (names() if profiles is None else profiles)]
-        self._observers: list[Observer] = [kind(kind.Settings(), seed) for kind in kinds]
+        secret = secret_of(seed)
+        self._observers: list[Observer] = [kind(kind.Settings(), secret) for kind in kinds]
 
     def __call__(self, round_: Round, outcome: Outcome) -> None:
         """Keep one round."""
