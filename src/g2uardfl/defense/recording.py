@@ -3,6 +3,10 @@
 A `RoundRecorder` is passed to `Aggregator.aggregate` as an observer. It keeps the very observation that a guard decided
 on; replaying it with a guard of the same settings gives the same verdicts. For other rules and other profiles it
 measures the round itself. The truth (who attacked) is added where it is known, in a simulation.
+
+A record of the default profile holds sketches under the guard's secret, which a client that knows its own updates could
+work out from them: keep it as you keep a saved state. The paper's profile clusters with random numbers of its own, so
+that only a guard with a `seed` decides its record again with the same result.
 """
 
 from __future__ import annotations
@@ -90,7 +94,8 @@ class RoundRecorder:
         The profiles whose guards can decide the record. What the recorded rule did not measure for them is measured
         here, with their default settings (default: all built-in ones).
     seed
-        Determines the sketches of what is measured here; None draws a secret (default: None).
+        Determines the sketches of what is measured here, under a secret that is not renewed; None draws one (default:
+        None).
     """
 
     def __init__(self, profiles: Sequence[str] | None = None, seed: int | None = None) -> None:

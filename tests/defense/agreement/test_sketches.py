@@ -120,13 +120,13 @@ def test_directions_equal_the_literal_count_sketch(clients, sizes, width, seed):
 
 
 def test_rows_that_are_added_up_in_several_blocks_equal_the_literal_count_sketch():
-    """A block has 65,536 entries."""
-    sizes, width = (150_001,), 16
+    """A block has 131,072 entries."""
+    sizes, width = (300_001,), 16
     updates, _ = random_round(1, sizes)
     [layer] = sketch_layout(layers_of(*sizes), width, 3)
     folded = np.zeros(width)
     np.add.at(folded, buckets_of(layer), updates[0] * layer.signs.numpy())
-    found = sketched(updates, np.zeros(150_001), sizes, width, 3)
+    found = sketched(updates, np.zeros(300_001), sizes, width, 3)
     np.testing.assert_allclose(found[0, 0], unit(folded), atol=1e-5)
 
 

@@ -1,4 +1,4 @@
-"""The secret of the sketches over time: each is replaced by the next before an attacker could have learnt it."""
+"""The secrets of the sketches over time: each is replaced by the next before probes could reveal much of it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from ...core.state_files import SavedState
 from .sketches import SketchLayout, sketch_layout
 
 _LIFETIME = 10
-"""For how many times as many submissions as are remembered a secret serves before its renewal begins. An attacker
-learns at most one bit from each verdict on a probe: with 300 submissions in the window that is 3000 bits, while the
-signs alone of any layer in which something can be hidden are one bit for each parameter. A shorter lifetime costs more:
-during a renewal, which takes as many submissions as are remembered, each update is sketched twice."""
+"""For how many times as many submissions as are remembered a secret serves before its renewal begins. An attacker that
+probes the secret learns about one bit from each update that is accepted or not: with 300 submissions in the window 3000
+bits, if every submission were a probe, while the signs of a layer of 10,000 parameters alone are 10,000 bits. A shorter
+lifetime costs more: during a renewal, which takes as many submissions as are remembered, each update is sketched
+twice."""
 
 
 class SketchSecrets:
