@@ -148,7 +148,7 @@ def figures_of(path: Path, settings: dict[str, Any]) -> dict[str, float]:
     record = with_truth(path)
     figures = {}
     for honest_only in (False, True):
-        guard = G2uardFL(**settings)
+        guard = G2uardFL(**{"seed": 0, **settings})
         rejected: dict[bool, list[bool]] = {True: [], False: []}
         for observation, attacking in zip(record.rounds, record.attacking, strict=True):
             if honest_only and attacking.all():

@@ -171,7 +171,7 @@ def guard(profile: str, **settings: Any) -> Callable[[], Decide]:
     """
 
     def begin() -> Decide:
-        rule = G2uardFL(profile, **settings)
+        rule = G2uardFL(profile, seed=0, **settings)
 
         def decide(observation: Observation) -> Decision:
             verdicts = rule.judge(observation)

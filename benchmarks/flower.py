@@ -49,8 +49,10 @@ def strategies(count: int, folder: Path) -> dict[str, Any]:
         BASE: FedAvg(),
         "Flower's MultiKrum": MultiKrum(num_malicious_nodes=hostile, num_nodes_to_select=count - hostile),
         "fedavg, ours": AggregatorStrategy("fedavg"),
-        "g2uardfl": G2uardFLStrategy(),
-        "g2uardfl, saved every round": G2uardFLStrategy(state_path=folder / "state", audit_path=folder / "audit"),
+        "g2uardfl": G2uardFLStrategy(seed=0),
+        "g2uardfl, saved every round": G2uardFLStrategy(
+            seed=0, state_path=folder / "state", audit_path=folder / "audit"
+        ),
     }
 
 
@@ -58,7 +60,7 @@ def rounds(count: int, weights: dict[str, np.ndarray], sent: dict[int, Any], fol
     """A round of each strategy, and one of the guard without Flower; the windows of the guards are full."""
     start = ArrayRecord({name: Array(array) for name, array in weights.items()})
     replies = [reply(node + 1, arrays) for node, arrays in sent.items()]
-    guard = g2uardfl.G2uardFL()
+    guard = g2uardfl.G2uardFL(seed=0)
 
     def one(strategy: Any) -> Round:
         def round_() -> None:

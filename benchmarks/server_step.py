@@ -85,7 +85,7 @@ def main() -> None:
         sent = clients(weights, arguments.clients, generator)
         rounds = itertools.cycle([sent, clients(weights, arguments.clients, generator)])
         parameters = sum(array.size for array in weights.values())
-        guard = g2uardfl.G2uardFL(profile=arguments.profile)
+        guard = g2uardfl.G2uardFL(profile=arguments.profile, seed=0)
         stages: dict[str, list[float]] = {}
 
         def step(guard: Any = guard, weights: Any = weights, rounds: Any = rounds, stages: Any = stages) -> None:

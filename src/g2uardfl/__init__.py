@@ -1,7 +1,7 @@
 """g2uardfl: backdoor defences for federated learning.
 
 >>> import g2uardfl
->>> guard = g2uardfl.G2uardFL(seed=0)
+>>> guard = g2uardfl.G2uardFL()
 >>> result = guard.aggregate(global_weights, client_weights)  # doctest: +SKIP
 >>> result.verdicts["client-7"].reason  # doctest: +SKIP
 """

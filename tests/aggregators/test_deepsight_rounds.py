@@ -180,7 +180,7 @@ def peak():
 
 model = {"weight": torch.randn(CLASSES, WIDTH), "bias": torch.randn(CLASSES)}
 clients = {i: {name: value + 0.01 * torch.randn_like(value) for name, value in model.items()} for i in range(3)}
-rule = DeepSight(input_sets=1)
+rule = DeepSight(input_sets=1, seed=0)
 rule.attach(Server())
 before = peak()
 rule.aggregate(model, clients)

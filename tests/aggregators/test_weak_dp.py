@@ -30,7 +30,7 @@ def noise_of(rule, clients=1, examples=None):
 def test_without_noise_weak_dp_is_fedavg(updates, examples):
     examples = examples[: len(updates)]
     np.testing.assert_allclose(
-        vector(send(WeakDP(noise=0), updates, examples)), vector(send(FedAvg(), updates, examples)), rtol=1e-12
+        vector(send(WeakDP(seed=0, noise=0), updates, examples)), vector(send(FedAvg(), updates, examples)), rtol=1e-12
     )
 
 
@@ -38,19 +38,21 @@ def test_without_noise_weak_dp_is_fedavg(updates, examples):
 @given(updates=rounds(), examples=sample_counts, limit=st.floats(0.1, 10))
 def test_with_clipping_and_without_noise_weak_dp_is_ndc(updates, examples, limit):
     examples = examples[: len(updates)]
-    clipped, ndc = (send(rule, updates, examples) for rule in (WeakDP(noise=0, clip_norm=limit), NDC(threshold=limit)))
+    clipped, ndc = (
+        send(rule, updates, examples) for rule in (WeakDP(seed=0, noise=0, clip_norm=limit), NDC(threshold=limit))
+    )
     np.testing.assert_array_equal(vector(clipped), vector(ndc))
     assert clipped.verdicts == ndc.verdicts
 
 
 def test_nothing_is_clipped_by_default():
-    result = send(WeakDP(noise=0), [[300.0, 400.0]])
+    result = send(WeakDP(seed=0, noise=0), [[300.0, 400.0]])
     assert result.verdicts[0].reason == "Accepted: its norm 500 was not clipped."
     assert vector(result).tolist() == [300, 400]
 
 
 def test_the_noise_is_normal_with_the_given_standard_deviation():
-    noise = noise_of(WeakDP(noise=0.3)) / 0.3
+    noise = noise_of(WeakDP(seed=0, noise=0.3)) / 0.3
     # Five standard errors of the mean, the variance and the tails of 200,000 normal numbers.
     assert abs(noise.mean()) < 5 / np.sqrt(SIZE)
     assert abs(noise.var() - 1) < 5 * np.sqrt(2 / SIZE)
@@ -61,11 +63,11 @@ def test_the_noise_is_normal_with_the_given_standard_deviation():
 @pytest.mark.parametrize("clients", [1, 2, 25])
 def test_the_noise_is_added_to_the_average_not_to_each_client(clients):
     """Added to each of 25 clients it would be five times weaker, added to their sum before the division 25 times."""
-    assert noise_of(WeakDP(noise=0.3), clients).std() == pytest.approx(0.3, rel=0.02)
+    assert noise_of(WeakDP(seed=0, noise=0.3), clients).std() == pytest.approx(0.3, rel=0.02)
 
 
 def test_the_noise_does_not_depend_on_sample_counts():
-    assert noise_of(WeakDP(noise=0.3), 3, [1, 1000, 0]).std() == pytest.approx(0.3, rel=0.02)
+    assert noise_of(WeakDP(seed=0, noise=0.3), 3, [1, 1000, 0]).std() == pytest.approx(0.3, rel=0.02)
 
 
 def test_the_same_seed_gives_the_same_noise_and_each_round_and_seed_its_own():
@@ -80,7 +82,7 @@ def test_the_same_seed_gives_the_same_noise_and_each_round_and_seed_its_own():
 def test_running_statistics_and_counters_receive_no_noise():
     model = batch_norm_model()
     clients = federation(model)
-    noisy, plain = WeakDP(noise=5.0).aggregate(model, clients), FedAvg().aggregate(model, clients)
+    noisy, plain = WeakDP(seed=0, noise=5.0).aggregate(model, clients), FedAvg().aggregate(model, clients)
     for name in ("1.running_mean", "1.running_var", "1.num_batches_tracked"):
         assert torch.equal(noisy.weights[name], plain.weights[name])
     assert not torch.equal(noisy.weights["1.weight"], plain.weights["1.weight"])

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from g2uardfl.core.errors import ConfigError
-from g2uardfl.core.settings import build, choice, number, switch, unknown_setting
+from g2uardfl.core.settings import build, choice, number, seed, switch, unknown_setting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,6 +18,26 @@ class Example:
     window: int = number(10, 1, 100)
     mode: str = choice("near", "near", "far")
     enabled: bool = switch(True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Random:
+    seed: int | None = seed()
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [({}, None), ({"seed": None}, None), ({"seed": 0}, 0), ({"seed": 7.0}, 7)]
+)
+def test_a_seed_is_a_whole_number_or_none(given, expected):
+    found = build(Random, given).seed
+    assert found == expected
+    assert type(found) is type(expected)
+
+
+@pytest.mark.parametrize("value", [-1, 2**63, 0.5, "1", True])
+def test_any_other_seed_is_rejected(value):
+    with pytest.raises(ConfigError, match="it must be a whole number from 0 to"):
+        build(Random, {"seed": value})
 
 
 def test_settings_have_defaults():

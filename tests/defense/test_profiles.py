@@ -108,7 +108,7 @@ def test_a_profile_that_cannot_be_used_is_refused(name, message):
 def test_a_profile_with_another_clustering_detects_attackers(mine):
     truth = [
         (client in ATTACKERS, verdict.refused)
-        for result in Federation().run(G2uardFL(mine, min_mean_edge=1.5), 12)[2:]
+        for result in Federation().run(G2uardFL(mine, seed=0, min_mean_edge=1.5), 12)[2:]
         for client, verdict in result.verdicts.items()
     ]
     caught = sum(attacks and refused for attacks, refused in truth)
@@ -117,7 +117,7 @@ def test_a_profile_with_another_clustering_detects_attackers(mine):
 
 
 def test_its_verdicts_and_events_have_reasons(mine):
-    guard = G2uardFL(mine)
+    guard = G2uardFL(mine, seed=0)
     results = Federation().run(guard, 8)
     reasons = [verdict.reason for one in results for verdict in one.verdicts.values() if verdict.cluster]
     assert reasons
@@ -152,7 +152,7 @@ def test_it_is_created_by_the_registry_of_aggregators(mine):
 
 
 def test_it_is_saved_and_loaded_and_continues_bit_for_bit(mine, tmp_path):
-    guard = G2uardFL(mine, min_mean_edge=1.5)
+    guard = G2uardFL(mine, seed=0, min_mean_edge=1.5)
     model = Federation().run(guard, 5)[-1].weights
     guard.save(tmp_path / "guard")
     loaded = G2uardFL.load(tmp_path / "guard")
@@ -162,11 +162,11 @@ def test_it_is_saved_and_loaded_and_continues_bit_for_bit(mine, tmp_path):
         assert first.verdicts == second.verdicts
         assert same(first.weights, second.weights)
     with pytest.raises(StateError, match="belongs to profile='spectral_profile:Mine', not to profile='default'"):
-        G2uardFL().restore(read_state(tmp_path / "guard", "guard"))
+        G2uardFL(seed=0).restore(read_state(tmp_path / "guard", "guard"))
 
 
 def test_a_saved_profile_that_can_no_longer_be_imported_is_one_clear_error(mine, tmp_path):
-    G2uardFL(mine).save(tmp_path / "guard")
+    G2uardFL(mine, seed=0).save(tmp_path / "guard")
     (tmp_path / "spectral_profile.py").unlink()
     del sys.modules["spectral_profile"]
     with pytest.raises(ConfigError, match="cannot import spectral_profile"):
@@ -180,8 +180,8 @@ def test_a_clustering_that_finds_too_few_clients_to_compare_flags_nobody(mine):
 
 
 def test_an_own_profile_changes_nothing_of_the_built_in_ones(mine):
-    G2uardFL(mine).aggregate(first_model(), Federation().messages(first_model(), 1))
-    first, second = (G2uardFL() for _ in range(2))
+    G2uardFL(mine, seed=0).aggregate(first_model(), Federation().messages(first_model(), 1))
+    first, second = (G2uardFL(seed=0) for _ in range(2))
     for one, other in zip(Federation().run(first, 3), Federation().run(second, 3), strict=True):
         assert decisions(one) == decisions(other)
     assert profiles.names() == ["default", "paper"]

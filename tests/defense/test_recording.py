@@ -74,7 +74,8 @@ def fedavg_record() -> Record:
 @pytest.mark.parametrize(("profile", "settings"), GUARDS)
 def test_a_record_holds_the_very_observations_that_the_guard_decided_on(profile, settings, kept, tmp_path):
     seen, recorder = [], RoundRecorder()
-    run(G2uardFL(profile, **settings), observers=[lambda _, outcome: seen.append(outcome.observation), recorder])
+    guard = G2uardFL(profile, **{"seed": 0, **settings})
+    run(guard, observers=[lambda _, outcome: seen.append(outcome.observation), recorder])
     record = loaded(recorder.record, tmp_path) if kept else recorder.record
     assert len(record.rounds) == len(seen) == 6
     for observation, own in zip(record.rounds, seen, strict=True):
@@ -87,9 +88,9 @@ def test_a_record_holds_the_very_observations_that_the_guard_decided_on(profile,
 @pytest.mark.parametrize(("profile", "settings"), GUARDS)
 @pytest.mark.parametrize(("rounds", "clients"), [(12, 8), (3, 2)])
 def test_a_replay_gives_the_verdicts_of_the_run_and_the_same_memory(profile, settings, rounds, clients, kept, tmp_path):
-    guard = G2uardFL(profile, **settings)
+    guard = G2uardFL(profile, **{"seed": 0, **settings})
     results, record = recorded(guard, rounds, partial(run, clients=clients))
-    again = G2uardFL(profile, **settings)
+    again = G2uardFL(profile, **{"seed": 0, **settings})
     for result, observation in zip(results, (loaded(record, tmp_path) if kept else record).rounds, strict=True):
         expected = {client: replace(verdict, weight=None) for client, verdict in result.verdicts.items()}
         assert again.judge(observation) == expected
@@ -105,9 +106,9 @@ def test_a_replay_gives_the_verdicts_of_the_run_and_the_same_memory(profile, set
 
 @pytest.mark.parametrize("run", [Federation().run, run_late_detection], ids=["eliminations", "a rollback"])
 def test_a_replay_follows_a_run_whose_model_was_rolled_back_or_changed(run):
-    results, record = recorded(G2uardFL(), 12, run=run)
+    results, record = recorded(G2uardFL(seed=0), 12, run=run)
     assert {event.kind for result in results for event in result.report.events} & {"eliminated", "rolled_back"}
-    again = G2uardFL()
+    again = G2uardFL(seed=0)
     for result, observation in zip(results, record.rounds, strict=True):
         expected = {client: replace(verdict, weight=None) for client, verdict in result.verdicts.items()}
         assert again.judge(observation) == expected
@@ -130,14 +131,14 @@ def test_a_record_of_another_rule_holds_what_the_guard_of_each_profile_would_hav
 @pytest.mark.parametrize("profile", names())
 def test_a_record_of_another_rule_is_decided_by_the_guard_of_each_profile(profile):
     _, record = recorded(aggregators.create("fedavg"), 12, run=Federation().run)
-    guard = G2uardFL(profile)
+    guard = G2uardFL(profile, seed=0)
     decisions = {verdict.decision for one in record.rounds for verdict in guard.judge(one).values()}
     assert {"accepted", "malicious"} <= decisions
 
 
 def test_recorded_rounds_can_be_decided_with_other_settings(fedavg_record):
     limits = ("min_evidence", "twin_similarity", "outlier_z_score")
-    strict, lenient = G2uardFL(outlier_z_score=0.5), G2uardFL(**dict.fromkeys(limits, 1e9))
+    strict, lenient = G2uardFL(seed=0, outlier_z_score=0.5), G2uardFL(seed=0, **dict.fromkeys(limits, 1e9))
     decisions = [
         {verdict.decision for observation in fedavg_record.rounds for verdict in guard.judge(observation).values()}
         for guard in (strict, lenient)
@@ -158,15 +159,15 @@ def test_a_record_without_a_measurement_is_one_clear_error(fedavg_record, profil
         one = fedavg_record.rounds[0]
         lacking = replace(one, measured={key: value for key, value in one.measured.items() if key != name})
         with pytest.raises(StateError, match=f"this observation has no '{name}': record the rounds with a profile"):
-            G2uardFL(profile).judge(lacking)
+            G2uardFL(profile, seed=0).judge(lacking)
     [other] = set(names()) - {profile}
     foreign = replace(one, measured={name: one[name] for name in MEASURED[other]})
     with pytest.raises(StateError, match="this observation has no"):
-        G2uardFL(profile).judge(foreign)
+        G2uardFL(profile, seed=0).judge(foreign)
 
 
 def test_rounds_that_kept_the_model_are_not_recorded():
-    recorder, guard, model = RoundRecorder(), G2uardFL(), odd_mlp()
+    recorder, guard, model = RoundRecorder(), G2uardFL(seed=0), odd_mlp()
     for number, clients in enumerate((5, 2, 6), start=1):
         guard.aggregate(
             model, sent_in(model, number, clients), min_updates=4, round_number=number, observers=[recorder]
@@ -188,16 +189,21 @@ def test_rounds_are_numbered_as_the_caller_counts_or_from_1():
 def test_invalid_clients_are_not_recorded():
     model, recorder = odd_mlp(), RoundRecorder()
     sent = sent_in(model, 1)
-    result = G2uardFL().aggregate(model, {**sent, "broken": {}}, observers=[recorder])
+    result = G2uardFL(seed=0).aggregate(model, {**sent, "broken": {}}, observers=[recorder])
     assert result.verdicts["broken"].decision == "invalid"
     assert set(recorder.record.rounds[0].clients) == set(sent)
+
+
+def repeatable(name, **settings):
+    """A rule that gives the same results each time it is created."""
+    return aggregators.create(name, **({"seed": 0} if aggregators.find(name).takes_seed else {}), **settings)
 
 
 @pytest.mark.parametrize("model", [odd_mlp, batch_norm_model, numpy_model])
 @pytest.mark.parametrize("name", ["fedavg", "krum", "median", "foolsgold", "g2uardfl"])
 def test_recording_changes_no_bit_of_a_run(name, model):
-    plain = run(aggregators.create(name), 3, model())
-    watched = run(aggregators.create(name), 3, model(), observers=[RoundRecorder()])
+    plain = run(repeatable(name), 3, model())
+    watched = run(repeatable(name), 3, model(), observers=[RoundRecorder()])
     for first, second in zip(plain, watched, strict=True):
         assert first.verdicts == second.verdicts
         assert first.report.events == second.report.events
@@ -209,7 +215,7 @@ def test_recording_changes_no_bit_of_a_large_model(name):
     """Rules read such a model in blocks, and sums of blocks are rounded in an order of their own."""
     rng = np.random.default_rng(0)
     model = {"w": rng.normal(size=(600, 500)).astype(np.float32), "b": np.zeros(500, np.float32)}
-    plain, watched, recorder = aggregators.create(name), aggregators.create(name), RoundRecorder()
+    plain, watched, recorder = repeatable(name), repeatable(name), RoundRecorder()
     for _ in range(2):
         clients = {
             client: {
@@ -226,7 +232,7 @@ def test_recording_changes_no_bit_of_a_large_model(name):
 def test_rules_that_run_models_can_be_recorded(name):
     model, found = odd_mlp(), []
     for observers in ([], [RoundRecorder()]):
-        rule = aggregators.create(name, **({"random_inputs": 64} if name == "deepsight" else {}))
+        rule = repeatable(name, **({"random_inputs": 64} if name == "deepsight" else {}))
         rule.attach(StandInServer(model))
         found.append(rule.aggregate(model, sent_in(model, 1), observers=observers))
     assert found[0].verdicts == found[1].verdicts
@@ -304,7 +310,7 @@ def test_a_round_without_some_of_its_clients_is_that_of_the_others_alone(fedavg_
     assert np.array_equal(rest["gu"], one["gu"][:, kept])
     assert np.array_equal(rest["uu"], one["uu"][:, kept][:, :, kept])
     for profile in names():
-        assert set(G2uardFL(profile).judge(rest)) == set(rest.clients)
+        assert set(G2uardFL(profile, seed=0).judge(rest)) == set(rest.clients)
 
 
 @pytest.mark.parametrize("missing", ["2.uu", "0.directions", "5.shapes", "clients", "layers", "measured", "numbers",
@@ -322,15 +328,15 @@ def test_a_file_that_lacks_something_is_one_clear_error(fedavg_record, missing, 
 def test_a_truncated_file_and_a_file_of_something_else_are_one_clear_error(fedavg_record, tmp_path):
     fedavg_record.save(tmp_path / "record")
     (tmp_path / "cut").write_bytes((tmp_path / "record").read_bytes()[:1000])
-    G2uardFL().save(tmp_path / "guard")
+    G2uardFL(seed=0).save(tmp_path / "guard")
     for name, message in (("cut", "damaged"), ("guard", "not a record"), ("nothing", "not exist")):
         with pytest.raises(StateError, match=message):
             Record.load(tmp_path / name)
 
 
 def test_observations_do_not_depend_on_when_the_guard_was_saved_and_loaded(tmp_path):
-    whole = recorded(G2uardFL(sketch_width=64), 6, run=Federation().run)[1]
-    guard, recorder = G2uardFL(sketch_width=64), RoundRecorder(profiles=["default"])
+    whole = recorded(G2uardFL(seed=0, sketch_width=64), 6, run=Federation().run)[1]
+    guard, recorder = G2uardFL(seed=0, sketch_width=64), RoundRecorder(profiles=["default"])
     model = None
     for first in (1, 4):
         results = Federation().run(guard, 3, model, first=first, observers=[recorder])

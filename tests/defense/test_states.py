@@ -82,8 +82,8 @@ def incomplete_states(state: SavedState) -> Iterator[tuple[str, SavedState]]:
 @each_profile
 def test_the_memory_under_test_holds_something_of_every_kind(profile):
     state = guard_after_rounds(profile).state()
-    assert set(state.values) == {"settings", "round", "signature", *PARTS}
-    empty = G2uardFL(profile, **QUICK[profile]).state()
+    assert set(state.values) == {"settings", "secret", "round", "signature", *PARTS}
+    empty = G2uardFL(profile, seed=0, **QUICK[profile]).state()
     assert len(state.arrays) >= 3
     assert all(state.values[part] != empty.values[part] for part in PARTS if empty.values[part] and part != "observer")
     if profile == "default":
@@ -104,7 +104,7 @@ def test_a_part_that_restores_a_state_has_that_state(profile, part):
 def test_a_guard_that_restores_a_state_has_that_state(profile, tmp_path):
     guard = guard_after_rounds(profile)
     guard.save(tmp_path / "guard")
-    restored = G2uardFL(profile, **QUICK[profile])
+    restored = G2uardFL(profile, seed=0, **QUICK[profile])
     restored.restore(guard.state())
     for other in (restored, G2uardFL.load(tmp_path / "guard")):
         assert equal(other.state(), guard.state())
@@ -122,7 +122,7 @@ def test_a_state_is_plain_json_and_arrays_without_pickle(profile, tmp_path):
 def error_of(profile: str, state: SavedState) -> str | None:
     """Why a guard cannot restore the state; None if it can."""
     try:
-        G2uardFL(profile, **QUICK[profile]).restore(state)
+        G2uardFL(profile, seed=0, **QUICK[profile]).restore(state)
     except StateError as error:
         return str(error)
     return None
@@ -189,12 +189,12 @@ def test_a_state_of_another_profile_is_one_clear_error():
 
 def test_a_state_with_sketches_of_another_width_is_one_clear_error():
     with pytest.raises(StateError, match=r"sketch_width=64.*sketch_width=512"):
-        G2uardFL(sketch_width=512).restore(guard_after_rounds("default").state())
+        G2uardFL(seed=0, sketch_width=512).restore(guard_after_rounds("default").state())
 
 
 @each_profile
 def test_a_restored_guard_refuses_another_model(profile):
-    guard = G2uardFL(profile, **QUICK[profile])
+    guard = G2uardFL(profile, seed=0, **QUICK[profile])
     guard.restore(guard_after_rounds(profile).state())
     with pytest.raises(ValueError, match="other parameters"):
         guard.aggregate(first_model(), Federation().messages(first_model(), 1))
@@ -202,11 +202,11 @@ def test_a_restored_guard_refuses_another_model(profile):
 
 @each_profile
 def test_a_state_is_not_changed_by_later_rounds(profile):
-    guard = G2uardFL(profile, **QUICK[profile])
+    guard = G2uardFL(profile, seed=0, **QUICK[profile])
     model = Federation().run(guard, 4)[-1].weights
     state = guard.state()
     later = Federation().run(guard, 3, model, first=5)
-    restored = G2uardFL(profile, **QUICK[profile])
+    restored = G2uardFL(profile, seed=0, **QUICK[profile])
     restored.restore(state)
     for first, second in zip(later, Federation().run(restored, 3, model, first=5), strict=True):
         assert first.verdicts == second.verdicts
@@ -251,7 +251,7 @@ def test_a_guard_saved_after_every_round_continues_bit_for_bit(profile, tmp_path
 
 @each_profile
 def test_numpy_integers_and_strings_are_client_ids_that_can_be_saved(profile, tmp_path):
-    guard, model = G2uardFL(profile, **QUICK[profile]), first_model()
+    guard, model = G2uardFL(profile, seed=0, **QUICK[profile]), first_model()
     for number in (1, 2):
         ids = [np.int64(1), np.int32(2), 3, "3", "four", -5, 2**63]
         guard.aggregate(model, {client: message(model, 0, number, i) for i, client in enumerate(ids)})

@@ -94,9 +94,10 @@ HOSTILE = hostile_nodes(MODEL)
 @pytest.mark.parametrize("rule", ["g2uardfl", "fedavg"])
 def test_a_hostile_client_is_invalid_and_nothing_else_changes(rule, case):
     node, reason = HOSTILE[case]
-    strategy = AggregatorStrategy(rule)
+    seed = {"seed": 0} if rule == "g2uardfl" else {}
+    strategy = AggregatorStrategy(rule, **seed)
     arrays, metrics = train_round(strategy, array_record(MODEL), {NEWCOMER: node, **sending(CLIENTS)})
-    without = g2uardfl.aggregators.create(rule).aggregate(MODEL, CLIENTS, dict.fromkeys(CLIENTS, 10))
+    without = g2uardfl.aggregators.create(rule, **seed).aggregate(MODEL, CLIENTS, dict.fromkeys(CLIENTS, 10))
     assert same_bits(arrays, without.weights)
     verdict = strategy.verdicts.pop(NEWCOMER)
     assert verdict.decision == "invalid"
@@ -108,10 +109,10 @@ def test_a_hostile_client_is_invalid_and_nothing_else_changes(rule, case):
 
 def test_all_hostile_clients_together_leave_the_round_to_the_others():
     hostile = {index + 1: node for index, (node, _) in enumerate(HOSTILE.values())}
-    strategy = G2uardFLStrategy()
+    strategy = G2uardFLStrategy(seed=0)
     with log_lines() as lines:
         arrays, _ = train_round(strategy, array_record(MODEL), {**hostile, **sending(CLIENTS)})
-    assert same_bits(arrays, g2uardfl.G2uardFL().aggregate(MODEL, CLIENTS).weights)
+    assert same_bits(arrays, g2uardfl.G2uardFL(seed=0).aggregate(MODEL, CLIENTS).weights)
     assert {strategy.verdicts[node].decision for node in hostile} == {"invalid"}
     (line,) = lines
     assert f"{len(hostile)} invalid" in line
@@ -144,12 +145,12 @@ def test_late_replies_beside_those_of_the_round_are_ignored():
 
 def test_a_node_that_was_not_asked_is_invalid():
     stranger = Message(content(MODEL), reply_to=Message(RecordDict(), NEWCOMER, "train"))
-    strategy = G2uardFLStrategy()
+    strategy = G2uardFLStrategy(seed=0)
     grid = LocalGrid(sending(CLIENTS))
     replies = grid.send_and_receive(strategy.configure_train(1, array_record(MODEL), ConfigRecord(), grid))
     arrays, _ = strategy.aggregate_train(1, [*replies, stranger])
     assert strategy.verdicts[NEWCOMER].reason == "It replied without being asked."
-    assert same_bits(arrays, g2uardfl.G2uardFL().aggregate(MODEL, CLIENTS).weights)
+    assert same_bits(arrays, g2uardfl.G2uardFL(seed=0).aggregate(MODEL, CLIENTS).weights)
 
 
 def test_a_reply_in_the_name_of_another_node_counts_for_neither():
@@ -181,7 +182,7 @@ def test_an_error_that_the_superlink_reports_for_a_lost_node_belongs_to_that_nod
 
 
 def test_replies_as_the_tests_of_flower_mock_them_are_usable():
-    strategy = G2uardFLStrategy()
+    strategy = G2uardFLStrategy(seed=0)
     strategy.current_arrays = array_record(MODEL)
     replies = []
     for client, weights in CLIENTS.items():
@@ -190,7 +191,7 @@ def test_replies_as_the_tests_of_flower_mock_them_are_usable():
         reply.has_error = lambda: False
         replies.append(reply)
     arrays, _ = strategy.aggregate_train(server_round=1, replies=replies)
-    assert same_bits(arrays, g2uardfl.G2uardFL().aggregate(MODEL, CLIENTS).weights)
+    assert same_bits(arrays, g2uardfl.G2uardFL(seed=0).aggregate(MODEL, CLIENTS).weights)
 
 
 def test_aggregating_before_a_model_was_sent_is_an_error_that_says_what_to_do():
@@ -215,7 +216,7 @@ def test_the_order_of_the_replies_does_not_matter(order):
 
 
 def test_an_identity_chosen_by_the_operator_survives_new_node_ids():
-    strategy, guard = G2uardFLStrategy(identity=reported_name), g2uardfl.G2uardFL()
+    strategy, guard = G2uardFLStrategy(identity=reported_name, seed=0), g2uardfl.G2uardFL(seed=0)
     arrays, weights = array_record(MODEL), MODEL
     for server_round in (1, 2):
         by_name = {f"client {i}": sent for i, sent in enumerate(CLIENTS.values())}

@@ -13,6 +13,8 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 import g2uardfl
 from g2uardfl.core.errors import ConfigError
 from g2uardfl.flower import AggregatorStrategy, G2uardFLStrategy
+from helpers.flower import array_record, client_weights, log_lines, sending, train_round
+from helpers.models import odd_mlp
 
 OWN = {"min_replies", "identity", "authenticated_nodes", "state_path", "audit_path", "audit_max_bytes", "observers"}
 
@@ -64,6 +66,17 @@ def test_every_argument_of_fedavg_arrives():
     assert given.keys() == parameters(FedAvg).keys()
     for strategy in (AggregatorStrategy("fedavg", **given), G2uardFLStrategy(**given)):
         assert {name: getattr(strategy, name) for name in given} == given
+
+
+@pytest.mark.parametrize("make", [G2uardFLStrategy, lambda **given: AggregatorStrategy("g2uardfl", **given)])
+def test_the_guard_draws_a_secret_that_neither_log_nor_audit_show(make, tmp_path):
+    with log_lines() as lines:
+        strategy = make(audit_path=tmp_path / "audit.jsonl")
+        train_round(strategy, array_record(odd_mlp()), sending(client_weights(odd_mlp())))
+    assert strategy.aggregator.configuration()["seed"] is None
+    assert lines
+    for text in (*lines, (tmp_path / "audit.jsonl").read_text(), repr(strategy.aggregator)):
+        assert str(strategy.aggregator.observer.secret) not in text
 
 
 def test_without_min_replies_the_minimum_of_nodes_that_train_is_required():

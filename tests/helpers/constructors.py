@@ -45,6 +45,8 @@ def other_values(kind: Any) -> dict[str, Any]:
             values[item.name] = not default
         elif isinstance(default, str):
             values[item.name] = next((name for name in item.metadata.get("options", ()) if name != default), "another")
+        elif default is None:
+            values[item.name] = 1
         elif isinstance(default, int):
             values[item.name] = default + 1
         else:

@@ -62,6 +62,6 @@ def head_clients(
 
 def deepsight(server: ServerContext | None = None, **settings: Any) -> DeepSight:
     """The rule with few random inputs and a server."""
-    rule = DeepSight(**{"random_inputs": 50, **settings})
+    rule = DeepSight(**{"random_inputs": 50, "seed": 0, **settings})
     rule.attach(server or LinearServer())
     return rule

@@ -18,7 +18,10 @@ RULES: dict[str, dict[str, Any]] = {name: {} for name in aggregators.names()} | 
 
 
 def make(rule: str, model: dict | None = None, **changes: Any) -> Aggregator:
-    made = aggregators.create(rule.replace(",", "").split()[0], **RULES[rule], **changes)
+    """A rule by its label, with seed 0 where it takes one; a stand-in server for those that need one."""
+    name = rule.replace(",", "").split()[0]
+    seed = {"seed": 0} if aggregators.find(name).takes_seed else {}
+    made = aggregators.create(name, **{**RULES[rule], **seed, **changes})
     if isinstance(made, NeedsServer):
         made.attach(StandInServer(model or odd_mlp()))
     return made

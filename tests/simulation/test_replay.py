@@ -98,6 +98,21 @@ def test_a_replay_gives_the_verdicts_of_a_run_that_is_defended_later_with_other_
     assert_same_verdicts(simulation, record, G2uardFL(**with_recorded_settings(record, {})))
 
 
+def test_a_replay_gives_the_verdicts_of_a_run_across_a_renewal_of_the_secret(tmp_path):
+    settings = {"window": 10, "outlier_z_score": 0.3, "rollback": False}
+    simulation, record = recorded_run(tmp_path, rounds=14, defense_settings=settings)
+    assert [int(one["renewals"]) for one in record.rounds][-1] == 1
+    assert_same_verdicts(simulation, record, G2uardFL(**with_recorded_settings(record, {})))
+
+
+def test_a_replay_of_either_profile_is_repeatable_without_recorded_settings(tmp_path):
+    _, record = recorded_run(tmp_path, defense="fedavg")
+    for profile in ("default", "paper"):
+        first, second = (create_for(record, "g2uardfl", {"profile": profile}) for _ in range(2))
+        assert first.configuration()["seed"] == 0
+        assert [first.judge(one) for one in record.rounds] == [second.judge(one) for one in record.rounds]
+
+
 def test_a_record_says_who_attacked(tmp_path):
     simulation, record = recorded_run(tmp_path, attack="randomized(pgd)", rounds=6, defend_from=3)
     for observation, truth, one in zip(record.rounds, record.attacking, simulation.records[2:], strict=True):
@@ -176,7 +191,7 @@ def test_the_default_profile_detects_recorded_attackers_with_fewer_false_positiv
 def test_few_clients_are_refused_where_nobody_attacks(attacked):
     attacked.rounds = [without(one, truth) for one, truth in zip(attacked.rounds, attacked.attacking, strict=True)]
     attacked.attacking = [np.zeros(len(one.clients), dtype=bool) for one in attacked.rounds]
-    result = replay(attacked, G2uardFL())
+    result = replay(attacked, G2uardFL(seed=0))
     assert result.refused < 0.06
     assert result.attacker_accepted == 0
     assert math.isnan(result.rand_index)
@@ -184,7 +199,7 @@ def test_few_clients_are_refused_where_nobody_attacks(attacked):
 
 def test_a_record_without_the_truth_gives_the_share_of_refused_clients_only(attacked):
     attacked.attacking = []
-    result = replay(attacked, G2uardFL())
+    result = replay(attacked, G2uardFL(seed=0))
     assert result.detection is None
     assert math.isnan(result.attacker_accepted)
     assert 0 < result.refused < 0.5

@@ -19,7 +19,7 @@ from ..core.clipping import clip_factors
 from ..core.errors import ConfigError
 from ..core.layout import Entry, Weights
 from ..core.numerics import Array, cosine
-from ..core.settings import number
+from ..core.settings import number, seed
 from ._distances import update_norms
 from .base import ClientId, Outcome, Round, Verdict, model_kept
 from .context import NeedsServer, OutputLayer, ServerContext
@@ -46,7 +46,7 @@ class DeepSightSettings:
     input_sets: int = number(3, 1, 100)
     min_samples: int = number(3, 1, 10**6)
     min_cluster_size: int = number(5, 2, 10**6)
-    seed: int = number(0, 0, 2**63 - 1)
+    seed: int | None = seed()
 
 
 class DeepSight(NeedsServer):
@@ -81,7 +81,7 @@ class DeepSight(NeedsServer):
     min_cluster_size
         HDBSCAN: the smallest number of clients in a cluster (default: 5).
     seed
-        Determines the random inputs, together with the number of the round (default: 0).
+        Determines the random inputs, together with the number of the round; None draws one (default: None).
 
     References
     ----------
@@ -103,7 +103,7 @@ class DeepSight(NeedsServer):
         input_sets: int = DeepSightSettings.input_sets,
         min_samples: int = DeepSightSettings.min_samples,
         min_cluster_size: int = DeepSightSettings.min_cluster_size,
-        seed: int = DeepSightSettings.seed,
+        seed: int | None = DeepSightSettings.seed,
     ) -> None:
         super().__init__(
             suspicious_share=suspicious_share,
@@ -151,7 +151,7 @@ class DeepSight(NeedsServer):
                 models,
                 classes=classes,
                 count=self.settings.random_inputs,
-                seed=[self.settings.seed, self.round, set_number],
+                seed=[self._secret, self.round, set_number],
             )
             by_ddifs.append(self._labels(euclidean_distances(ddifs)))
         merged = merged_distances(

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from ..core.clipping import clip_factors
 from ..core.numerics import Array, InnerProducts, cosine, inner_products
-from ..core.settings import number
+from ..core.settings import number, seed
 from ._rounds import CountsRounds
 from .base import ClientId, Outcome, Round, Verdict
 from .weak_dp import gaussian_noise
@@ -25,7 +25,7 @@ class FLAMESettings:
     """The settings of `FLAME`, which describes them."""
 
     noise_factor: float = number(0.001, 0, 1)
-    seed: int = number(0, 0, 2**63 - 1)
+    seed: int | None = seed()
 
 
 class FLAME(CountsRounds):
@@ -41,7 +41,7 @@ class FLAME(CountsRounds):
     noise_factor
         λ: the standard deviation of the noise as a fraction of the median update norm S (default: 0.001).
     seed
-        Determines the noise, together with the number of the round (default: 0).
+        Determines the noise, together with the number of the round; None draws one (default: None).
 
     References
     ----------
@@ -60,7 +60,9 @@ class FLAME(CountsRounds):
     takes_seed = True
     Settings = FLAMESettings
 
-    def __init__(self, *, noise_factor: float = FLAMESettings.noise_factor, seed: int = FLAMESettings.seed) -> None:
+    def __init__(
+        self, *, noise_factor: float = FLAMESettings.noise_factor, seed: int | None = FLAMESettings.seed
+    ) -> None:
         super().__init__(noise_factor=noise_factor, seed=seed)
 
     def combine(self, round_: Round) -> Outcome:
@@ -75,7 +77,7 @@ class FLAME(CountsRounds):
         shares = accepted / accepted.sum()
         weights = shares * clip_factors(norms, limit)
         step = round_.weighted_sum(weights)
-        noise = gaussian_noise(step, self.settings.noise_factor * limit, self.settings.seed, self.round)
+        noise = gaussian_noise(step, self.settings.noise_factor * limit, self._secret, self.round)
         return Outcome(step + noise, shares, _verdicts(round_, accepted, distances, weights))
 
 

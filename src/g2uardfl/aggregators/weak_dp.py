@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.settings import number
+from ..core.settings import number, seed
 from ._rounds import CountsRounds
 from .base import Outcome, Round
 from .ndc import clipped_mean
@@ -21,7 +21,7 @@ class WeakDPSettings:
 
     noise: float = number(0.025, 0, 1e6)
     clip_norm: float = number(math.inf, 0, math.inf, above=True)
-    seed: int = number(0, 0, 2**63 - 1)
+    seed: int | None = seed()
 
 
 class WeakDP(CountsRounds):
@@ -38,7 +38,7 @@ class WeakDP(CountsRounds):
         Clip every update to this norm first, as NDC does. The code of the edge-case backdoors clips; the paper
         describes the noise alone (default: inf).
     seed
-        Determines the noise, together with the number of the round (default: 0).
+        Determines the noise, together with the number of the round; None draws one (default: None).
 
     References
     ----------
@@ -62,7 +62,7 @@ class WeakDP(CountsRounds):
         *,
         noise: float = WeakDPSettings.noise,
         clip_norm: float = WeakDPSettings.clip_norm,
-        seed: int = WeakDPSettings.seed,
+        seed: int | None = WeakDPSettings.seed,
     ) -> None:
         super().__init__(noise=noise, clip_norm=clip_norm, seed=seed)
 
@@ -70,7 +70,7 @@ class WeakDP(CountsRounds):
         """Clip, average by samples and add noise."""
         self.round += 1
         outcome = clipped_mean(round_, self.settings.clip_norm)
-        noise = gaussian_noise(outcome.step, self.settings.noise, self.settings.seed, self.round)
+        noise = gaussian_noise(outcome.step, self.settings.noise, self._secret, self.round)
         return replace(outcome, step=outcome.step + noise)
 
 

@@ -1,7 +1,7 @@
 """Fields and validation for frozen dataclasses of settings.
 
-A settings class declares each field with `number`, `choice` or `switch`. `build` creates an instance from names and
-values, and raises a `ConfigError` that names the first unknown setting or invalid value.
+A settings class declares each field with `number`, `seed`, `choice` or `switch`. `build` creates an instance from names
+and values, and raises a `ConfigError` that names the first unknown setting or invalid value.
 """
 
 from __future__ import annotations
@@ -18,7 +18,14 @@ Settings = TypeVar("Settings")
 
 def number(default: float, low: float, high: float, *, above: bool = False) -> Any:
     """A field for a number in [low, high], or in (low, high] with `above`; an integer if `default` is one."""
-    return dataclasses.field(default=default, metadata={"low": low, "high": high, "above": above})
+    integer = isinstance(default, int)
+    return dataclasses.field(default=default, metadata={"low": low, "high": high, "above": above, "integer": integer})
+
+
+def seed() -> Any:
+    """A field for a seed: a whole number, or None, which stands for the operating system's randomness."""
+    rules = {"low": 0, "high": 2**63 - 1, "above": False, "integer": True, "optional": True}
+    return dataclasses.field(default=None, metadata=rules)
 
 
 def choice(default: str, *options: str) -> Any:
@@ -73,8 +80,8 @@ def unknown_setting(name: str, known: Sequence[str]) -> ConfigError:
 
 def _as_declared(item: dataclasses.Field[Any], value: Any) -> Any:
     """`value`, but 2.0 as 2 for an integer field: a configuration file may hold either."""
-    is_integer = isinstance(item.default, int) and not isinstance(item.default, bool)
-    return int(value) if is_integer and isinstance(value, float) and value.is_integer() else value
+    is_integer = isinstance(value, float) and value.is_integer() and item.metadata.get("integer", False)
+    return int(value) if is_integer else value
 
 
 def _problem(item: dataclasses.Field[Any], value: Any) -> str | None:
@@ -85,7 +92,9 @@ def _problem(item: dataclasses.Field[Any], value: Any) -> str | None:
     if "switch" in rules:
         return None if isinstance(value, bool) else "choose True or False"
     if "low" in rules:
-        low, high, above, is_integer = rules["low"], rules["high"], rules["above"], isinstance(item.default, int)
+        low, high, above, is_integer = rules["low"], rules["high"], rules["above"], rules["integer"]
+        if value is None and rules.get("optional"):
+            return None
         allowed = f"a {'whole ' if is_integer else ''}number {_range(low, high, above)}"
         in_range = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
         if not in_range or (above and value == low) or (is_integer and value % 1 != 0):

@@ -18,7 +18,9 @@ class G2uardFL(Guard):
         "default" protects best on measurement; "paper" is each equation of the paper as printed where that can run;
         `package.module:ClassName` is a `Profile` of your own (default: "default").
     seed
-        Determines everything random: the same seed and inputs give the same results (default: 0).
+        Determines everything random: the same seed and inputs give the same results. That is for simulations and tests:
+        who knows the seed can hide an attack. None draws a secret from the operating system, which is kept in the
+        saved state only (default: None).
     eliminate
         (both profiles) Whether poison is eliminated from the model (default: True).
     sketch_width
@@ -149,7 +151,7 @@ class G2uardFL(Guard):
         self,
         profile: str = "default",
         *,
-        seed: int = 0,
+        seed: int | None = None,
         eliminate: bool | None = None,
         sketch_width: int | None = None,
         window: int | None = None,

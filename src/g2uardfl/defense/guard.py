@@ -12,7 +12,9 @@ from ..aggregators.base import Aggregator, ClientId, Decision, Event, Outcome, R
 from ..core.errors import ConfigError, StateError
 from ..core.layout import ModelLayout
 from ..core.numerics import Array
-from ..core.settings import build, number
+from ..core.randomness import secret_of
+from ..core.settings import build
+from ..core.settings import seed as seed_field
 from ..core.state_files import SavedState, read_state, write_state
 from .observation import Observation, Observer
 from .profiles import PARTS, build_parts
@@ -24,7 +26,7 @@ AnyGuard = TypeVar("AnyGuard", bound="Guard")
 
 @dataclass(frozen=True)
 class _Seed:
-    seed: int = number(0, 0, 2**63 - 1)
+    seed: int | None = seed_field()
 
 
 class Guard(Aggregator):
@@ -37,7 +39,8 @@ class Guard(Aggregator):
     profile
         "default", "paper", or `package.module:ClassName` of a `Profile`.
     seed
-        Determines everything random: the same seed and inputs give the same results.
+        Determines everything random: the same seed and inputs give the same results. None draws a secret from the
+        operating system, which is kept in the saved state only (default: None).
     **settings
         Settings of the profile by name; the others keep their defaults.
     """
@@ -52,11 +55,12 @@ class Guard(Aggregator):
     filtering: Filtering[Any, Any, Any, Any]
     elimination: Elimination[Any, Any]
 
-    def __init__(self, profile: str = "default", *, seed: int = 0, **settings: Any) -> None:
+    def __init__(self, profile: str = "default", *, seed: int | None = None, **settings: Any) -> None:
         if not isinstance(profile, str):
             raise ConfigError(f"profile={profile!r} is not allowed: give a name, or package.module:ClassName")
         self.profile, self.seed = profile, build(_Seed, {"seed": seed}).seed
-        self._install(build_parts(profile, self.seed, settings))
+        self._secret = secret_of(self.seed)
+        self._install(build_parts(profile, self._secret, settings))
         self.round = 0
         """Rounds decided so far."""
         self._signature: list[list[Any]] | None = None
@@ -71,7 +75,7 @@ class Guard(Aggregator):
             setattr(self, name, part)
 
     def configuration(self) -> dict[str, Any]:
-        """Profile, seed and all settings by name."""
+        """Profile, seed (None if the secret was drawn) and all settings by name."""
         settings = {name: value for part in self.parts.values() for name, value in vars(part.settings).items()}
         return {"profile": self.profile, "seed": self.seed, **settings}
 
@@ -90,6 +94,7 @@ class Guard(Aggregator):
         observation = self.observer.observe(round_)
         clock.lap("observation")
         evidence, judgement = self._decide(observation, clock)
+        self.observer.learn(evidence)
         step = self.elimination.step(round_, evidence, judgement)
         clock.lap("elimination")
         return Outcome(
@@ -128,12 +133,17 @@ class Guard(Aggregator):
         return [sentence for part in self.parts.values() for sentence in part.weaknesses(clients)]
 
     def state(self) -> SavedState:
-        """Everything the guard remembers, and its settings."""
-        values = {"settings": self.configuration(), "round": self.round, "signature": self._signature}
+        """Everything the guard remembers, its secret and its settings."""
+        values = {
+            "settings": self.configuration(),
+            "secret": self._secret,
+            "round": self.round,
+            "signature": self._signature,
+        }
         return SavedState.joined({name: part.state() for name, part in self.parts.items()}, values)
 
     def restore(self, state: SavedState) -> None:
-        """Continue from a saved state, bit for bit. The saved seed replaces this guard's; its settings stay."""
+        """Continue from a saved state, bit for bit. Saved seed and secret replace this guard's; its settings stay."""
         try:
             saved = state.values["settings"]
             if saved["profile"] != self.profile:
@@ -141,8 +151,9 @@ class Guard(Aggregator):
                     f"this state belongs to profile={saved['profile']!r}, not to profile={self.profile!r}: "
                     "choose that profile, or start anew"
                 )
-            seed, number, signature = int(saved["seed"]), int(state.values["round"]), state.values["signature"]
-            parts = {name: type(part)(part.settings, seed) for name, part in self.parts.items()}
+            seed, secret = saved["seed"], int(state.values["secret"])
+            number, signature = int(state.values["round"]), state.values["signature"]
+            parts = {name: type(part)(part.settings, secret) for name, part in self.parts.items()}
             for name, part in parts.items():
                 part.restore(state.part(name))
         except (KeyError, TypeError, ValueError, OverflowError) as error:
@@ -150,10 +161,10 @@ class Guard(Aggregator):
                 f"this guard state is incomplete ({error}): restore it from a copy or start anew"
             ) from error
         self._install(parts)
-        self.seed, self.round, self._signature = seed, number, signature
+        self.seed, self._secret, self.round, self._signature = seed, secret, number, signature
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the whole state to one file, atomically and without pickle."""
+        """Write the whole state, secret included, to one file, atomically and without pickle."""
         write_state(path, _KIND, self.state())
 
     @classmethod

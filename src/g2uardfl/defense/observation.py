@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from ..aggregators.base import ClientId, Round
 from ..core.errors import StateError
-from .stages import Stage
+from .stages import Evidence, Stage
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,9 @@ class Observer(Stage):
         """The round in numbers."""
         layers = tuple(layer.name for layer in round_.layout.layers)
         return Observation(round_.clients, layers, self.measure(round_))
+
+    def learn(self, evidence: Evidence) -> None:
+        """Called with the graph that was built of the observation, once the round is decided; not in replays."""
 
     @abstractmethod
     def measure(self, round_: Round) -> dict[str, npt.NDArray[Any]]:

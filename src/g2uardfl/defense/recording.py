@@ -3,6 +3,10 @@
 A `RoundRecorder` is passed to `Aggregator.aggregate` as an observer. It keeps the very observation that a guard decided
 on; replaying it with a guard of the same settings gives the same verdicts. For other rules and other profiles it
 measures the round itself. The truth (who attacked) is added where it is known, in a simulation.
+
+A record of the default profile holds sketches under the guard's secret, which a client that knows its own updates could
+work out from them: keep it as you keep a saved state. The paper's profile clusters with random numbers of its own, so
+that only a guard with a `seed` decides its record again with the same result.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import numpy.typing as npt
 
 from ..aggregators.base import Outcome, Round
 from ..core.errors import StateError
+from ..core.randomness import secret_of
 from ..core.state_files import SavedState, read_state, write_state
 from .observation import Observation, Observer
 from .profiles import find, names
@@ -89,13 +94,15 @@ class RoundRecorder:
         The profiles whose guards can decide the record. What the recorded rule did not measure for them is measured
         here, with their default settings (default: all built-in ones).
     seed
-        Determines the sketches of what is measured here (default: 0).
+        Determines the sketches of what is measured here, under a secret that is not renewed; None draws one (default:
+        None).
     """
 
-    def __init__(self, profiles: Sequence[str] | None = None, seed: int = 0) -> None:
+    def __init__(self, profiles: Sequence[str] | None = None, seed: int | None = None) -> None:
         self.record = Record()
         kinds = [find(name).observer for name in (names() if profiles is None else profiles)]
-        self._observers: list[Observer] = [kind(kind.Settings(), seed) for kind in kinds]
+        secret = secret_of(seed)
+        self._observers: list[Observer] = [kind(kind.Settings(), secret) for kind in kinds]
 
     def __call__(self, round_: Round, outcome: Outcome) -> None:
         """Keep one round."""

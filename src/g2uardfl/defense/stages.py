@@ -122,7 +122,14 @@ class Stage(ABC):  # noqa: B024 - what a stage does is up to the four kinds belo
     settings
         An instance of `Settings`.
     seed
-        Determines everything random.
+        Determines everything random; it may be a secret of 128 bits.
+
+    Attributes
+    ----------
+    seed : int
+        Its last 32 bits, which is what most libraries take as a seed.
+    secret : int
+        The whole number.
     """
 
     Settings: ClassVar[type] = NoSettings
@@ -130,7 +137,7 @@ class Stage(ABC):  # noqa: B024 - what a stage does is up to the four kinds belo
 
     def __init__(self, settings: Any, seed: int) -> None:
         self.settings = settings
-        self.seed = seed
+        self.secret, self.seed = seed, seed % 2**32
 
     def weaknesses(self, clients: int) -> list[str]:
         """What weakens the stage in rounds of so many clients, one sentence for each condition."""

@@ -28,7 +28,8 @@ class G2uardFLStrategy(AggregatorStrategy):
     profile
         The guard's profile, "default" or "paper" (default: "default").
     seed
-        Determines everything random about the guard (default: 0).
+        Determines everything random about the guard; only None, which draws a secret, is safe in a real federation
+        (default: None).
     min_replies, identity, authenticated_nodes, state_path, audit_path, audit_max_bytes, observers
         As in `AggregatorStrategy`.
     **guard_settings
@@ -55,7 +56,7 @@ class G2uardFLStrategy(AggregatorStrategy):
         evaluate_metrics_aggr_fn: MetricsFn | None = None,
         *,
         profile: str = "default",
-        seed: int = 0,
+        seed: int | None = None,
         min_replies: int | None = None,
         identity: Identity | None = None,
         authenticated_nodes: bool = False,

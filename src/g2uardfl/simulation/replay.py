@@ -40,6 +40,8 @@ def create_for(record: Record, defense: str, settings: Mapping[str, Any]) -> Agg
     if issubclass(aggregators.find(defense), Guard):
         settings = with_recorded_settings(record, settings)
         _refuse_without_effect(record, settings)
+        # A drawn secret would make the replay a new one each time.
+        settings = {**settings, "seed": 0 if settings.get("seed") is None else settings["seed"]}
     return aggregators.create(defense, **settings)
 
 

@@ -23,10 +23,9 @@ def evidence_with(edges):
     for number in range(1, count // 10 + 1):
         vectors = rng.normal(size=(10, 1, 64)).astype(np.float32)
         clients = tuple(client % 80 for client in range(10 * number - 10, 10 * number))
-        measured = {
-            "shapes": np.zeros((10, 2)),
-            "directions": vectors / np.linalg.norm(vectors, axis=-1, keepdims=True),
-        }
+        unit = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
+        shapes = np.zeros((10, 2))
+        measured = {"shapes": shapes, "directions": unit, "renewed_directions": unit[:, :0], "renewals": np.array(0)}
         evidence = construction.build(number, Observation(clients, ("layer",), measured))
     return replace(evidence, edges=edges)
 

@@ -60,7 +60,11 @@ class Compared:
 def compared(sent_in, rounds, **settings) -> list[Compared]:
     """Rounds in which `sent_in(model, number)` is sent."""
     settings = {"rollback": False, **settings}
-    eliminating, plain, model = G2uardFL(**settings), G2uardFL(eliminate=False, **settings), first_model()
+    eliminating, plain, model = (
+        G2uardFL(seed=0, **settings),
+        G2uardFL(seed=0, eliminate=False, **settings),
+        first_model(),
+    )
     found = []
     for number in range(1, rounds + 1):
         sent = sent_in(model, number)

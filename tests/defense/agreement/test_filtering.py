@@ -28,7 +28,8 @@ def evidence_of(*rounds, shapes=None):
     for number, (clients, vectors) in enumerate(rounds, start=1):
         unit = vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
         own = np.tile([0.0, -3.0], (len(vectors), 1)) if shapes is None or number < len(rounds) else shapes
-        measured = {"shapes": own, "directions": unit.astype(np.float32)}
+        unit = unit.astype(np.float32)
+        measured = {"shapes": own, "directions": unit, "renewed_directions": unit[:, :0], "renewals": np.array(0)}
         evidence = construction.build(number, Observation(tuple(clients), ("layer",) * 2, measured))
     return evidence
 

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from g2uardfl.core.layout import Layer
-from g2uardfl.defense.agreement.sketches import directions, mean_cosine, random_signs
+from g2uardfl.defense.agreement.sketches import directions, mean_cosine, sketch_layout
+from helpers.sketches import buckets_of
 
 WIDTH = 16
 
@@ -24,7 +25,8 @@ def layers_of(*sizes: int) -> tuple[Layer, ...]:
 
 def sketched(updates, model, sizes, width=WIDTH, seed=0):
     updates, model = torch.as_tensor(updates), torch.as_tensor(model)
-    return directions(updates, model, random_signs(updates.shape[1], seed), layers_of(*sizes), width)
+    [found] = directions(updates, model, [sketch_layout(layers_of(*sizes), width, seed)])
+    return found
 
 
 def random_round(clients, sizes, seed=0, dtype=np.float64):
@@ -47,33 +49,58 @@ def orthogonal_part(vector, axis):
     return [x - along * y for x, y in zip(vector, axis, strict=True)]
 
 
-def literal_directions(updates, model, signs, sizes, width):
-    """Each parameter, times its sign, is added to the entry of its number in the layer modulo `width`."""
+def literal_directions(updates, model, layout, width):
+    """Each parameter, times its sign, is added to the entry of its bucket."""
 
-    def sketch(vector, start, size):
+    def sketch(vector, layer):
         folded = [0.0] * width
-        for k in range(size):
-            folded[k % width] += float(vector[start + k]) * int(signs[start + k])
+        for value, sign, bucket in zip(vector[layer.columns], layer.signs, buckets_of(layer), strict=True):
+            folded[bucket] += float(value) * int(sign)
         return unit(folded)
 
-    starts = [sum(sizes[:i]) for i in range(len(sizes))]
     return np.array(
-        [
-            [
-                unit(orthogonal_part(sketch(row, start, size), sketch(model, start, size)))
-                for start, size in zip(starts, sizes, strict=True)
-            ]
-            for row in updates
-        ]
+        [[unit(orthogonal_part(sketch(row, layer), sketch(model, layer))) for layer in layout] for row in updates]
     )
 
 
-def test_random_signs_are_balanced_and_determined_by_the_seed():
-    signs = random_signs(10_000, 3)
+def test_signs_and_buckets_are_determined_by_the_secret_and_the_number_of_its_renewals():
+    layers = layers_of(5, 40_000)
+    [small, large], [_, again] = (sketch_layout(layers, 512, 3, 1) for _ in range(2))
+    for tensor in ("signs", "classes", "order"):
+        assert torch.equal(getattr(large, tensor), getattr(again, tensor))
+    others = [sketch_layout(layers, 512, *secret) for secret in ((3, 2), (4, 1), (3 + 2**64, 1), (2**127 + 3, 1))]
+    for _, other in others:
+        for tensor in ("signs", "classes", "order"):
+            assert not torch.equal(getattr(large, tensor), getattr(other, tensor))
+    assert len({tuple(buckets_of(one)) for one in (small, *(first for first, _ in others))}) == 5
+
+
+def test_signs_are_balanced_and_independent_of_their_place():
+    [layer] = sketch_layout(layers_of(100_000), 512, 3)
+    signs = layer.signs.double()
     assert set(signs.tolist()) == {-1, 1}
-    assert abs(int(signs.sum())) < 500
-    assert torch.equal(signs, random_signs(10_000, 3))
-    assert not torch.equal(signs, random_signs(10_000, 4))
+    assert abs(float(signs.mean())) < 4 / math.sqrt(100_000)
+    for distance in (1, 2, 8, 512, 1024):
+        assert abs(float((signs[distance:] * signs[:-distance]).mean())) < 4 / math.sqrt(100_000 - distance)
+
+
+def test_buckets_are_used_equally_and_entries_a_width_apart_seldom_share_one():
+    width = 64
+    [layer] = sketch_layout(layers_of(64 * 4000), width, 3)
+    buckets = np.array(buckets_of(layer))
+    assert (np.bincount(buckets) == 4000).all()
+    shared = np.mean(buckets[width:] == buckets[:-width])
+    # Rows of the same class, one of sixteen, share all buckets, and others one of 64.
+    assert shared == pytest.approx(1 / 16 + 15 / 16 / width, abs=0.02)
+
+
+@pytest.mark.parametrize("size", [2, 5, 100, 511, 512])
+def test_entries_of_a_layer_not_wider_than_the_sketch_have_buckets_of_their_own_that_differ_between_secrets(size):
+    layouts = [sketch_layout(layers_of(size), 512, secret)[0] for secret in range(8)]
+    buckets = [buckets_of(layer) for layer in layouts]
+    assert all(len(set(one)) == size for one in buckets)
+    assert len({tuple(one) for one in buckets}) == 8
+    assert len({tuple(layer.signs.tolist()) for layer in layouts}) > 1
 
 
 @settings(max_examples=40, deadline=None)
@@ -81,15 +108,35 @@ def test_random_signs_are_balanced_and_determined_by_the_seed():
     clients=st.integers(1, 5),
     sizes=st.lists(st.integers(2, 70), min_size=1, max_size=4),
     width=st.sampled_from([16, 17, 33]),
-    seed=st.integers(0, 2**32 - 1),
+    seed=st.integers(0, 2**128 - 1),
 )
 def test_directions_equal_the_literal_count_sketch(clients, sizes, width, seed):
-    updates, model = random_round(clients, sizes, seed)
-    expected = literal_directions(updates, model, random_signs(sum(sizes), seed), sizes, width)
+    updates, model = random_round(clients, sizes, seed % 2**32)
+    expected = literal_directions(updates, model, sketch_layout(layers_of(*sizes), width, seed), width)
     found = sketched(updates, model, sizes, width, seed)
     assert found.shape == (clients, len(sizes), width)
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_rows_that_are_added_up_in_several_blocks_equal_the_literal_count_sketch():
+    """A block has 131,072 entries."""
+    sizes, width = (300_001,), 16
+    updates, _ = random_round(1, sizes)
+    [layer] = sketch_layout(layers_of(*sizes), width, 3)
+    folded = np.zeros(width)
+    np.add.at(folded, buckets_of(layer), updates[0] * layer.signs.numpy())
+    found = sketched(updates, np.zeros(300_001), sizes, width, 3)
+    np.testing.assert_allclose(found[0, 0], unit(folded), atol=1e-5)
+
+
+def test_sketches_under_two_secrets_equal_those_under_either_alone():
+    sizes = (5, 40, 1000)
+    updates, model = map(torch.from_numpy, random_round(3, sizes))
+    layouts = [sketch_layout(layers_of(*sizes), WIDTH, 7, renewals) for renewals in (0, 1)]
+    both = directions(updates, model, layouts)
+    for layout, found in zip(layouts, both, strict=True):
+        assert np.array_equal(found, directions(updates, model, [layout])[0])
 
 
 def test_directions_are_unit_vectors_orthogonal_to_the_global_model():
@@ -115,8 +162,9 @@ def test_a_zero_layer_has_the_direction_zero_and_the_other_layers_are_unaffected
     np.testing.assert_allclose(np.linalg.norm(found[[0, 0, 2], [0, 1, 1]], axis=-1), 1, atol=1e-6)
 
 
-def test_an_update_along_the_model_has_the_direction_zero():
-    _, model = random_round(1, (40,))
+@pytest.mark.parametrize("seed", range(5))
+def test_an_update_along_the_model_has_the_direction_zero(seed):
+    _, model = random_round(1, (40,), seed)
     assert not sketched(np.stack([model, -0.25 * model]), model, (40,)).any()
 
 
@@ -132,15 +180,25 @@ def test_layers_not_wider_than_the_sketch_keep_their_cosines_exactly():
                 assert dot(found[i, layer], found[j, layer]) == pytest.approx(dot(rest[i], rest[j]), abs=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["independent", "low rank", "outer product"])
 @pytest.mark.parametrize("truth", [-0.6, 0.0, 0.3, 0.9])
-def test_cosines_of_wide_layers_are_unbiased_with_an_error_of_one_over_the_root_of_the_width(truth):
-    width, size, pairs = 256, 20_000, 20
-    first, second = np.random.default_rng(5).normal(size=(2, pairs, size))
+def test_cosines_of_wide_layers_are_unbiased_with_an_error_of_one_over_the_root_of_the_width(truth, kind):
+    width, size, pairs, rng = 256, 20_480, 20, np.random.default_rng(5)
+    # The rows of a matrix of rank 1 are a width long, so that all are parallel.
+    factors = [rng.normal(size=(2, pairs, length)) for length in (size // width, width)]
+    first, second = {
+        "independent": lambda: rng.normal(size=(2, pairs, size)),
+        "low rank": lambda: np.repeat(rng.normal(size=(2, pairs, size // 80)), 80, axis=2),
+        "outer product": lambda: np.einsum("kpi,kpj->kpij", *factors).reshape(2, pairs, size),
+    }[kind]()
+    second -= first * (np.sum(first * second, axis=1) / np.sum(first**2, axis=1))[:, None]
+    first, second = (one / np.linalg.norm(one, axis=1, keepdims=True) for one in (first, second))
     updates = np.concatenate([first, truth * first + math.sqrt(1 - truth**2) * second])
     found = sketched(updates, np.zeros(size), (size,), width)[:, 0].astype(np.float64)
-    errors = [dot(found[k], found[pairs + k]) - dot(unit(updates[k]), unit(updates[pairs + k])) for k in range(pairs)]
+    errors = [dot(found[k], found[pairs + k]) - truth for k in range(pairs)]
     assert max(abs(error) for error in errors) < 4 / math.sqrt(width)
     assert abs(statistics.mean(errors)) < 4 / math.sqrt(width * pairs)
+    assert statistics.stdev(errors) < 1.5 / math.sqrt(width)
 
 
 @pytest.mark.parametrize("scale", [1e30, 1e-30])

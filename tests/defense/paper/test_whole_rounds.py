@@ -193,7 +193,7 @@ def test_benign_scores_are_the_papers(first, score_update):
 
 def test_the_default_profile_of_the_paper_updates_scores_by_the_signed_rule():
     model, clients = first_round()
-    default, signed = (G2uardFL("paper", **settings) for settings in ({}, {"score_update": "signed"}))
+    default, signed = (G2uardFL("paper", seed=0, **settings) for settings in ({}, {"score_update": "signed"}))
     assert default.configuration() == signed.configuration()
     assert default.aggregate(model, clients).verdicts == signed.aggregate(model, clients).verdicts
 
@@ -255,19 +255,19 @@ def test_identical_clients_move_the_model_to_their_own():
     rng = np.random.default_rng(0)
     model = random_model(rng)
     one = trained(model, 0, rng)
-    result = G2uardFL(profile="paper").aggregate(model, dict.fromkeys(range(5), one))
+    result = G2uardFL(profile="paper", seed=0).aggregate(model, dict.fromkeys(range(5), one))
     np.testing.assert_allclose(flat(result.weights), flat(one), atol=1e-5)
     assert "malicious" not in decisions_of(result).values()
 
 
 def test_zero_updates_leave_the_model_as_it_was():
     model = random_model(np.random.default_rng(0))
-    result = G2uardFL(profile="paper").aggregate(model, dict.fromkeys(range(5), model))
+    result = G2uardFL(profile="paper", seed=0).aggregate(model, dict.fromkeys(range(5), model))
     assert np.array_equal(flat(result.weights), flat(model))
 
 
 def test_the_memory_of_thousands_of_clients_is_not_quadratic():
-    guard, rng = G2uardFL(profile="paper", pretrain_epochs=1, cluster_epochs=1), np.random.default_rng(0)
+    guard, rng = G2uardFL(profile="paper", seed=0, pretrain_epochs=1, cluster_epochs=1), np.random.default_rng(0)
     model = {"a": np.zeros(2, np.float32)}
     for number in range(100):
         guard.aggregate(model, {20 * number + k: {"a": rng.normal(size=2).astype(np.float32)} for k in range(20)})

@@ -44,7 +44,9 @@ class SubmissionGraph(Evidence):
     accepted: Mask
     """Which submissions of earlier rounds were accepted; False for this round's."""
     sketches: Sketches
-    """(submissions x layers x width): the directions of the updates."""
+    """(submissions x layers x width): the directions of the updates, all under one secret."""
+    renewed: int = 0
+    """How many of the submissions, the last ones, have a direction under the next secret, too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +69,13 @@ class SimilarityConstruction(Construction[SubmissionGraph, NoiseJudgement]):
     def build(self, number: int, observation: Observation) -> SubmissionGraph:
         """The graph of the window with this round's submissions."""
         window, shapes = self.window, observation["shapes"]
-        window.add(number, observation.clients, observation["directions"])
+        window.add(
+            number,
+            observation.clients,
+            observation["directions"],
+            observation["renewed_directions"],
+            int(observation["renewals"]),
+        )
         people = window.client_numbers()
         return SubmissionGraph(
             round=number,
@@ -80,6 +88,7 @@ class SimilarityConstruction(Construction[SubmissionGraph, NoiseJudgement]):
             rounds=np.array(window.rounds, dtype=np.int64),
             accepted=window.accepted.copy(),
             sketches=window.sketches,
+            renewed=len(window.renewed),
         )
 
     def weaknesses(self, clients: int) -> list[str]:

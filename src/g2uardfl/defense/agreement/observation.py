@@ -6,16 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import numpy.typing as npt
-from torch import Tensor
 
 from ...aggregators.base import Round
 from ...core.errors import StateError
 from ...core.settings import check, number
 from ...core.state_files import SavedState
 from ..observation import Observer
+from ..stages import Evidence
+from .construction import SubmissionGraph
+from .renewal import SketchSecrets
 from .shapes import update_shapes
-from .sketches import directions, random_signs
+from .sketches import directions
 
 
 @dataclass(frozen=True)
@@ -30,36 +33,49 @@ class ObserverSettings:
 
 
 class SketchObserver(Observer):
-    """Measures shapes and sketches; the seed determines the sketches' random signs."""
+    """Measures shapes, and sketches under a secret that is renewed over time."""
 
     Settings = ObserverSettings
-    client_axes: ClassVar[Mapping[str, tuple[int, ...]]] = {"shapes": (0,), "directions": (0,)}
-    """`shapes` are those of `update_shapes`, `directions` those of `sketches.directions`."""
+    client_axes: ClassVar[Mapping[str, tuple[int, ...]]] = {
+        "shapes": (0,),
+        "directions": (0,),
+        "renewed_directions": (0,),
+        "renewals": (),
+    }
+    """`shapes` are those of `update_shapes`, `directions` those of `sketches.directions`. `renewals` is the number of
+    the secret of these directions, and `renewed_directions` are those under the next one: of no layer, except during a
+    renewal."""
 
     def __init__(self, settings: Any, seed: int) -> None:
         super().__init__(settings, seed)
-        self._signs: Tensor | None = None
+        self.secrets = SketchSecrets(self.secret, settings.sketch_width)
 
     def measure(self, round_: Round) -> dict[str, npt.NDArray[Any]]:
         """Shapes and directions."""
-        if self._signs is None:
-            self._signs = random_signs(len(round_.global_vector), self.seed).to(round_.global_vector)
-        shapes = update_shapes(round_.sent)
-        width, layers = self.settings.sketch_width, round_.layout.layers
+        layouts = self.secrets.layouts(round_.layout.layers, round_.global_vector.device)
+        current, *renewed = directions(round_.sent, round_.global_vector, layouts)
         return {
-            "shapes": shapes,
-            "directions": directions(round_.sent, round_.global_vector, self._signs, layers, width),
+            "shapes": update_shapes(round_.sent),
+            "directions": current,
+            "renewed_directions": renewed[0] if renewed else current[:, :0],
+            "renewals": np.array(self.secrets.renewals),
         }
 
+    def learn(self, evidence: Evidence) -> None:
+        """Renew the secret when it is time; only a graph that says how many of its nodes follow can be renewed."""
+        if isinstance(evidence, SubmissionGraph):
+            self.secrets.advance(len(evidence.clients), len(evidence.nodes), evidence.renewed)
+
     def state(self) -> SavedState:
-        """The width, since sketches of different widths cannot be compared."""
-        return SavedState({"sketch_width": self.settings.sketch_width})
+        """The width, since sketches of different widths cannot be compared, and how far the renewal is."""
+        return SavedState({"sketch_width": self.settings.sketch_width, **self.secrets.state().values})
 
     def restore(self, state: SavedState) -> None:
-        """Check that later sketches can be compared with the saved ones."""
+        """Continue with the saved secret. StateError if later sketches could not be compared with the saved ones."""
         saved, own = state.values["sketch_width"], self.settings.sketch_width
         if saved != own:
             raise StateError(
                 f"this state has sketches of sketch_width={saved}, which cannot be compared with those of "
                 f"sketch_width={own}: set it back, or start anew"
             )
+        self.secrets.restore(state)

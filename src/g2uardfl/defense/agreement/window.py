@@ -13,6 +13,8 @@ from ...core.state_files import SavedState
 from ..stages import Mask
 from .sketches import Sketches
 
+_NONE: Sketches = np.zeros((0, 0, 0), dtype=np.float32)
+
 
 @dataclass
 class Window:
@@ -24,12 +26,35 @@ class Window:
     limit: int
     clients: list[ClientId] = field(default_factory=list)
     rounds: list[int] = field(default_factory=list)
-    sketches: Sketches = field(default_factory=lambda: np.zeros((0, 0, 0), dtype=np.float32))
+    sketches: Sketches = field(default_factory=lambda: _NONE)
     accepted: Mask = field(default_factory=lambda: np.zeros(0, dtype=bool))
     """Which submissions were accepted."""
+    renewed: Sketches = field(default_factory=lambda: _NONE)
+    """Sketches of the last submissions under the next secret; empty unless a renewal is under way."""
+    renewals: int = 0
+    """The number of the secret of `sketches`."""
 
-    def add(self, number: int, clients: Sequence[ClientId], sketches: Sketches) -> None:
-        """Add round `number`, and drop the oldest rounds that no longer fit."""
+    def add(
+        self,
+        number: int,
+        clients: Sequence[ClientId],
+        sketches: Sketches,
+        renewed: Sketches | None = None,
+        renewals: int = 0,
+    ) -> None:
+        """Add round `number`, and drop the oldest rounds that no longer fit.
+
+        Sketches of different secrets cannot be compared. If this round's are the first under the next secret, earlier
+        submissions continue with their renewed sketches, and those without are dropped.
+        """
+        if renewals != self.renewals:
+            kept = len(self.renewed) if renewals == self.renewals + 1 else 0
+            self.keep(np.arange(len(self.clients)) >= len(self.clients) - kept)
+            self.sketches, self.renewed, self.renewals = self.renewed, _NONE, renewals
+        if renewed is None or not renewed.size:
+            self.renewed = _NONE
+        else:
+            self.renewed = np.concatenate([self.renewed, renewed]) if len(self.renewed) else renewed.copy()
         self.clients += clients
         self.rounds += [number] * len(clients)
         self.sketches = np.concatenate([self.sketches, sketches]) if len(self.sketches) else sketches.copy()
@@ -49,6 +74,7 @@ class Window:
             return
         rows = np.flatnonzero(kept)
         self.clients, self.rounds = [self.clients[row] for row in rows], [self.rounds[row] for row in rows]
+        self.renewed = self.renewed[kept[len(kept) - len(self.renewed) :]]
         self.sketches, self.accepted = self.sketches[rows], self.accepted[rows]
 
     def client_numbers(self) -> npt.NDArray[np.int64]:
@@ -59,13 +85,21 @@ class Window:
     def state(self) -> SavedState:
         """All submissions."""
         clients = list(self.clients)
-        values = {"clients": clients, "rounds": list(self.rounds), "accepted": self.accepted.tolist()}
-        return SavedState(values, {"sketches": self.sketches})
+        values = {
+            "clients": clients,
+            "rounds": list(self.rounds),
+            "accepted": self.accepted.tolist(),
+            "renewals": self.renewals,
+        }
+        return SavedState(values, {"sketches": self.sketches, "renewed": self.renewed})
 
     def restore(self, state: SavedState) -> None:
         """Continue with saved submissions."""
         self.clients, self.rounds = list(state.values["clients"]), list(state.values["rounds"])
         self.accepted = np.array(state.values["accepted"], dtype=bool)
-        self.sketches = state.arrays["sketches"]
-        if not len(self.clients) == len(self.rounds) == len(self.accepted) == len(self.sketches):
+        self.sketches, self.renewed = state.arrays["sketches"], state.arrays["renewed"]
+        self.renewals = int(state.values["renewals"])
+        if len(self.renewed) > len(self.clients) or not len(self.clients) == len(self.rounds) == len(
+            self.accepted
+        ) == len(self.sketches):
             raise ValueError("the submissions of the window differ in number")

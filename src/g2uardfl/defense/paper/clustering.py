@@ -70,5 +70,5 @@ class GraphClustering(Clustering[AttributedGraph, Prior, LatentClusters]):
             cluster_epochs=config.cluster_epochs,
             learning_rate=config.learning_rate,
             clustering_weight=config.clustering_weight,
-            seed=int(np.random.SeedSequence([self.seed, evidence.round]).generate_state(1)[0]),
+            seed=int(np.random.SeedSequence([self.secret, evidence.round]).generate_state(1)[0]),
         )

@@ -1,0 +1,14 @@
+"""Where randomness comes from: a seed that was passed in, or the operating system."""
+
+from __future__ import annotations
+
+import secrets
+
+
+def secret_of(seed: int | None) -> int:
+    """`seed`, which makes everything repeatable, or without one 128 bits that nobody else knows.
+
+    >>> secret_of(7)
+    7
+    """
+    return secrets.randbits(128) if seed is None else seed
