@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import weakref
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,12 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from g2uardfl import aggregators
-from g2uardfl.aggregators import Aggregator
-from g2uardfl.aggregators.context import NeedsServer
 from g2uardfl.core.errors import ConfigError
 from g2uardfl.core.state_files import read_state, write_state
 from helpers.models import (
-    StandInServer,
     batch_norm_model,
     federation,
     flat,
@@ -28,21 +24,9 @@ from helpers.models import (
     perturbed,
     same,
 )
+from helpers.rules import RULES, make
 
-RULES: dict[str, dict[str, Any]] = {name: {} for name in aggregators.names()} | {
-    "deepsight": {"random_inputs": 64},
-    "foolsgold with history": {"history": True},
-    "g2uardfl, paper": {"profile": "paper", "pretrain_epochs": 5, "cluster_epochs": 5},
-}
-"""The settings of every rule by a label that begins with its name."""
 MODELS = {"mlp": odd_mlp, "batch norm": batch_norm_model, "numpy": numpy_model}
-
-
-def make(rule: str, model: dict | None = None, **changes: Any) -> Aggregator:
-    made = aggregators.create(rule.replace(",", "").split()[0], **RULES[rule], **changes)
-    if isinstance(made, NeedsServer):
-        made.attach(StandInServer(model or odd_mlp()))
-    return made
 
 
 def with_value(client, value):
