@@ -161,8 +161,8 @@ def test_four_liars_below_the_threshold_cannot_leave_the_neighbourhood_of_the_ho
         clients[client] = lying(clients[client], MEAN, lambda array: array + 15)
     weights = make(rule, model).aggregate(model, clients).weights[MEAN]
     spread = honest.max(dim=0).values - honest.min(dim=0).values
-    assert (weights <= honest.max(dim=0).values + 4.45 * spread).all()
-    assert (weights >= honest.min(dim=0).values - 4.45 * spread).all()
+    assert (weights <= honest.max(dim=0).values + 2 * spread).all()
+    assert (weights >= honest.min(dim=0).values - 2 * spread).all()
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -184,7 +184,7 @@ def slow_mean(
     """One value of the new model, from the clients' values of one coordinate."""
     if len(values) >= 3:
         centre = sorted(values)[(len(values) - 1) // 2]
-        reach = 3 * 1.4826 * sorted(abs(value - centre) for value in values)[len(values) // 2]
+        reach = 2 * sorted(abs(value - centre) for value in values)[len(values) // 2]
     else:
         centre, reach = model, scale
     high, low = centre + reach, centre - reach
@@ -236,16 +236,17 @@ def test_without_liars_the_result_is_close_to_the_weighted_mean():
     shares /= shares.sum()
     found = mean_of("running_mean", np.zeros(10_000), list(torch.from_numpy(sent)), shares).numpy()
     standard_error = np.sqrt((shares**2).sum())
-    assert np.sqrt(np.mean((found - shares @ sent) ** 2)) < 0.15 * standard_error
+    assert np.sqrt(np.mean((found - shares @ sent) ** 2)) < 0.4 * standard_error
+    assert found.std() < 1.05 * standard_error
 
 
 def test_where_no_value_is_far_from_the_median_the_result_is_the_weighted_mean():
     rng = np.random.default_rng(0)
     sent, shares = rng.uniform(1, 2, size=(12, 1000)), rng.random(12)
     centre = np.sort(sent, axis=0)[5]
-    inside = (np.abs(sent - centre) <= 4.4 * np.sort(np.abs(sent - centre), axis=0)[6]).all(axis=0)
+    inside = (np.abs(sent - centre) <= 2 * np.sort(np.abs(sent - centre), axis=0)[6]).all(axis=0)
     found = mean_of("running_mean", np.zeros(1000), list(torch.from_numpy(sent)), shares).numpy()
-    assert inside.sum() > 500
+    assert inside.sum() > 100
     np.testing.assert_allclose(found[inside], (shares @ sent / shares.sum())[inside], rtol=1e-12)
 
 

@@ -14,7 +14,7 @@ import g2uardfl
 from g2uardfl.core.errors import ConfigError
 from g2uardfl.flower import AggregatorStrategy, G2uardFLStrategy
 
-OWN = {"min_replies", "identity", "authenticated_nodes", "state_path", "audit_path", "observers"}
+OWN = {"min_replies", "identity", "authenticated_nodes", "state_path", "audit_path", "observers", "buffers"}
 
 
 def parameters(strategy: type) -> dict[str, inspect.Parameter]:

@@ -28,7 +28,7 @@ class G2uardFLStrategy(AggregatorStrategy):
         The guard's profile, "default" or "paper" (default: "default").
     seed
         Determines everything random about the guard (default: 0).
-    min_replies, identity, authenticated_nodes, state_path, audit_path, observers
+    min_replies, identity, authenticated_nodes, state_path, audit_path, observers, buffers
         As in `AggregatorStrategy`.
     **guard_settings
         Any keyword of `G2uardFL`.
@@ -61,6 +61,7 @@ class G2uardFLStrategy(AggregatorStrategy):
         state_path: str | os.PathLike[str] | None = None,
         audit_path: str | os.PathLike[str] | None = None,
         observers: Sequence[RoundObserver] = (),
+        buffers: Sequence[str] = (),
         **guard_settings: Any,
     ) -> None:
         super().__init__(
@@ -81,6 +82,7 @@ class G2uardFLStrategy(AggregatorStrategy):
             state_path=state_path,
             audit_path=audit_path,
             observers=observers,
+            buffers=buffers,
             profile=profile,
             seed=seed,
             **guard_settings,
