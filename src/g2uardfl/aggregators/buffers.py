@@ -28,10 +28,10 @@ MAJORITY = 3
 """With fewer clients there is no majority: nobody is flagged, and the global model takes the place of the median."""
 _REACH = 2.0
 """How far from m a client's value counts, in multiples of r. For normally distributed clients that is Huber's constant,
-1.345 standard deviations, which makes the mean robust and leaves it 95 % as efficient as without the limit."""
-_OUTLIER = {"statistic": 20.0, "counter": 1e4}
+1.345 standard deviations: a robust mean, with a standard error only 4 % larger than without the limit (10 clients)."""
+_OUTLIER = {"statistic": 20.0, "counter": 1e6}
 """The z-score above which a client is flagged, by the kind of array. Counters have a limit of their own, because they
-grow with the number of samples, of which a client may have a thousand times as many as the others."""
+grow with the number of samples, of which a client may have thousands of times as many as the others."""
 _SUSPICIOUS = 0.25
 """The share of this limit above which a client is mentioned in the note of the round, though not flagged."""
 _BLOCK_SIZE = 1 << 20
@@ -80,17 +80,15 @@ def screen(layout: ModelLayout, buffers: Sequence[Buffers]) -> list[Outlier | No
 
 def _z_scores(entry: Entry, buffers: Sequence[Buffers]) -> Array:
     """The largest z-score of each client in one array."""
-    squares = 0.0
-    for block, _ in _blocks(entry, buffers):
-        median, spread = _median_and_spread(block)
-        squares += float((median.double().square() + spread.square()).sum())
+    blocks = _Blocks(entry, buffers)
+    found = [_median_and_spread(block) for block in blocks]
+    squares = sum(float(torch.dot(m.double(), m.double()) + torch.dot(r, r)) for m, r in found)
     scale = max(1.0, math.sqrt(squares / entry.size))
-    largest = torch.zeros(len(buffers), dtype=torch.float64)
-    for block, _ in _blocks(entry, buffers):
-        median, spread = _median_and_spread(block)
+    largest = np.zeros(len(buffers))
+    for block, (median, spread) in zip(blocks, found, strict=True):
         scores = _differences(block, median).abs() / (1.4826 * spread).clamp(min=scale)
-        largest = torch.maximum(largest, scores.max(dim=1).values)
-    return largest.numpy()
+        largest = np.maximum(largest, scores.amax(dim=1).numpy())
+    return largest
 
 
 def robust_mean(
@@ -109,10 +107,11 @@ def robust_mean(
     weights = torch.from_numpy(shares / total)
     result = {}
     for entry in layout.buffers:
-        model = _plain(as_tensor(global_weights[entry.name]))
+        model = _widened(as_tensor(global_weights[entry.name])).reshape(-1)
         scale = max(1.0, float(model.double().square().mean().sqrt()))
         parts = []
-        for block, columns in _blocks(entry, buffers):
+        blocks = _Blocks(entry, buffers)
+        for block, columns in zip(blocks, blocks.columns, strict=True):
             if np.count_nonzero(voting) >= MAJORITY:
                 centre, spread = _median_and_spread(block[torch.from_numpy(voting)])
                 reach = _REACH * spread
@@ -127,17 +126,28 @@ def robust_mean(
     return result
 
 
-def _plain(value: Tensor) -> Tensor:
-    """The values in a row on the CPU, in float64 or int64."""
-    return value.to("cpu", torch.float64 if value.is_floating_point() else torch.int64).reshape(-1)
+def _widened(value: Tensor) -> Tensor:
+    """The values on the CPU, in float64 or int64."""
+    return value.to("cpu", torch.float64 if value.is_floating_point() else torch.int64)
 
 
-def _blocks(entry: Entry, buffers: Sequence[Buffers]) -> Iterator[tuple[Tensor, slice]]:
-    """(clients x columns) blocks of one array, in float64 or int64, and their positions in the array."""
-    size = max(_BLOCK_SIZE // len(buffers), 1)
-    for start in range(0, entry.size, size):
-        columns = slice(start, start + size)
-        yield torch.stack([_plain(values[entry.name].reshape(-1)[columns]) for values in buffers]), columns
+class _Blocks:
+    """(clients x columns) blocks of one array, in float64 or int64."""
+
+    def __init__(self, entry: Entry, buffers: Sequence[Buffers]) -> None:
+        self._rows = [values[entry.name].reshape(1, -1) for values in buffers]
+        size = max(_BLOCK_SIZE // len(buffers), 1)
+        self.columns = [slice(start, start + size) for start in range(0, entry.size, size)]
+        # Few columns are copied once, however often they are read.
+        self._whole = _widened(torch.cat(self._rows)) if len(self.columns) == 1 else None
+
+    def __iter__(self) -> Iterator[Tensor]:
+        if self._whole is not None:
+            yield self._whole
+            return
+        for columns in self.columns:
+            # Clients may send an array in different precisions.
+            yield _widened(torch.cat([row[:, columns] for row in self._rows]))
 
 
 def _median_and_spread(block: Tensor) -> tuple[Tensor, Tensor]:
