@@ -30,9 +30,8 @@ def test_an_impossible_sample_count_makes_a_message_invalid_if_counts_are_used(e
 
 def test_counters_and_running_statistics_are_averaged_and_keep_their_dtype():
     model = batch_norm_model()
-    clients = {i: perturbed(model, i) for i in range(3)}
-    result = FedAvg().aggregate(model, clients)
-    slow = np.mean([clients[i]["1.running_mean"].numpy() for i in range(3)], axis=0)
-    np.testing.assert_allclose(result.weights["1.running_mean"].numpy(), slow, rtol=1e-6)
+    clients = {i: {**perturbed(model, i), "1.running_mean": torch.full((4,), float(i))} for i in range(3)}
+    result = FedAvg().aggregate(model, clients, {0: 1, 1: 1, 2: 8})
+    np.testing.assert_allclose(result.weights["1.running_mean"].numpy(), 1.7, rtol=1e-6)
     assert int(result.weights["1.num_batches_tracked"]) == 12
     assert result.weights["1.num_batches_tracked"].dtype == torch.int64

@@ -7,10 +7,7 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from g2uardfl.aggregators.reading import average_buffers
 from g2uardfl.core.layout import BadWeightsError, ModelLayout, as_tensor, largest_usable
 
 F32 = np.float32
@@ -199,18 +196,6 @@ def test_a_counter_outside_its_range_is_clamped(dtype, sent, highest):
 def test_buffers_without_an_average_are_kept():
     weights = {"a": np.zeros(1, F32), "running_mean": np.array([4.5], F32)}
     assert ModelLayout.of(weights).rebuild(weights, torch.ones(1), {})["running_mean"].tolist() == [4.5]
-
-
-@given(st.lists(st.floats(0, 10), min_size=1, max_size=6).filter(lambda shares: sum(shares) > 1e-3))
-def test_buffers_are_averaged_with_the_given_shares(shares):
-    values = [{"m": torch.tensor([float(k), -float(k)]).double()} for k in range(len(shares))]
-    expected = sum(k * share for k, share in enumerate(shares)) / sum(shares)
-    averaged = average_buffers(values, np.array(shares))["m"].tolist()
-    assert averaged == pytest.approx([expected, -expected], abs=1e-9)
-
-
-def test_buffers_are_not_averaged_if_all_shares_are_zero():
-    assert average_buffers([{"m": torch.ones(1)}], np.zeros(1)) == {}
 
 
 MODEL = {

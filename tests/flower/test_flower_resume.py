@@ -213,6 +213,12 @@ def test_the_state_of_another_model_is_refused(state_path):
         run(G2uardFLStrategy(state_path=state_path), model=numpy_model())
 
 
+def test_another_declaration_of_buffers_than_before_is_refused_at_the_start(state_path):
+    train_round(G2uardFLStrategy(state_path=state_path), array_record(odd_mlp()), NODES)
+    with pytest.raises(ValueError, match="other arrays declared as buffers"):
+        G2uardFLStrategy(state_path=state_path, buffers=["0.bias"]).start(LocalGrid(NODES), array_record(odd_mlp()), 1)
+
+
 def test_a_full_disk_is_an_error_in_the_log_and_does_not_end_the_round(state_path, monkeypatch):
     def full(*args):
         raise OSError(28, "No space left on device")

@@ -16,7 +16,8 @@ from g2uardfl.flower import AggregatorStrategy, G2uardFLStrategy
 from helpers.flower import array_record, client_weights, log_lines, sending, train_round
 from helpers.models import odd_mlp
 
-OWN = {"min_replies", "identity", "authenticated_nodes", "state_path", "audit_path", "audit_max_bytes", "observers"}
+OWN = {"min_replies", "identity", "authenticated_nodes", "state_path", "audit_path", "audit_max_bytes"}
+OWN |= {"observers", "buffers"}
 
 
 def parameters(strategy: type) -> dict[str, inspect.Parameter]:

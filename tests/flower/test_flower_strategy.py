@@ -21,6 +21,7 @@ from g2uardfl.aggregators import find, names
 from g2uardfl.aggregators.base import Event, Outcome, model_kept
 from g2uardfl.aggregators.context import NeedsServer, ServerContext
 from g2uardfl.aggregators.fedavg import FedAvg as Mean
+from g2uardfl.core.errors import ConfigError
 from g2uardfl.defense.recording import RoundRecorder
 from g2uardfl.flower import AggregatorStrategy, Audit, G2uardFLStrategy, array_record, state_dict
 from helpers.flower import (
@@ -316,3 +317,22 @@ def test_a_model_without_parameters_is_refused_before_any_client_is_asked():
     with pytest.raises(ValueError, match="nothing to aggregate"):
         G2uardFLStrategy().start(grid, array_record({"n": np.zeros(3, np.int64)}), num_rounds=1)
     assert not grid.sent
+
+
+def with_codebook(weights, value):
+    return {**weights, "codebook.embed": torch.full((6,), value)}
+
+
+def test_a_lie_in_a_declared_buffer_is_flagged():
+    nodes = {client: sends(with_codebook(sent, 0.1)) for client, sent in client_weights(odd_mlp()).items()}
+    nodes[NEWCOMER] = sends(with_codebook(perturbed(odd_mlp(), NEWCOMER), 1000.0))
+    strategy = AggregatorStrategy("fedavg", buffers=["codebook.*"])
+    train_round(strategy, array_record(with_codebook(odd_mlp(), 0.0)), nodes)
+    assert strategy.verdicts[NEWCOMER].decision == "malicious"
+    assert "embed of 'codebook'" in strategy.verdicts[NEWCOMER].reason
+
+
+def test_a_pattern_without_a_match_stops_the_server_at_its_start():
+    strategy = G2uardFLStrategy(buffers=["codebok.*"])
+    with pytest.raises(ConfigError, match=r"'codebok\.\*' matches no array"):
+        strategy.start(LocalGrid({}), array_record(with_codebook(odd_mlp(), 0.0)), num_rounds=1)

@@ -22,8 +22,9 @@ from ..core.numerics import Array
 from ..core.settings import NoSettings, build
 from ..core.state_files import SavedState
 from ..core.updates import SentUpdates, UpdateCheckError, weighted_mean, weighted_sum
+from .buffers import robust_mean
 from .reading import ClientId as ClientId
-from .reading import average_buffers, read_messages
+from .reading import read_messages
 
 logger = logging.getLogger("g2uardfl")
 
@@ -140,7 +141,7 @@ class Round:
     num_examples: Array
     """The number of training samples that each client reports; ones where it was not requested."""
     buffers: tuple[dict[str, Tensor], ...] = ()
-    """Each client's running statistics and counters, in float64."""
+    """Each client's statistics and counters."""
     global_weights: Weights = field(default_factory=dict)
     """The whole global model as it was passed in, for rules that run models."""
     client_weights: Mapping[ClientId, Weights] = field(default_factory=dict)
@@ -168,7 +169,7 @@ class Round:
 
 @dataclass(frozen=True)
 class FlatModel:
-    """A whole model: its parameters as one vector, and its running statistics and counters by name."""
+    """A whole model: its parameters as one vector, and its statistics and counters by name."""
 
     vector: Tensor
     buffers: Mapping[str, Tensor]
@@ -181,7 +182,7 @@ class Outcome:
     step: Tensor
     """What to add to the flattened global model."""
     shares: Array
-    """For each client its share (not negative) in the average of running statistics and counters."""
+    """For each client its share (not negative) in the robust mean of statistics and counters."""
     verdicts: dict[ClientId, Verdict]
     note: str = ""
     """A remark about the round that is not the message of an event."""
@@ -236,6 +237,7 @@ class Aggregator(ABC):
         min_updates: int = 1,
         observers: Sequence[RoundObserver] = (),
         round_number: int | None = None,
+        buffers: Sequence[str] = (),
     ) -> AggregationResult:
         """Combine the clients' models into the next global model.
 
@@ -254,6 +256,9 @@ class Aggregator(ABC):
             Called with the round and its outcome once the new model is built (default: none).
         round_number
             The caller's number of this round, for reports (default: the rule counts for itself).
+        buffers
+            Shell patterns of further floating-point arrays that are no parameters, such as `"codebook.*"`: they are
+            aggregated like running statistics, and no rule sees them in an update (default: none).
 
         Returns
         -------
@@ -264,22 +269,23 @@ class Aggregator(ABC):
         Raises
         ------
         ValueError
-            For what the caller controls: no clients at all, an empty model, an id that is no int or str.
+            For what the caller controls: no clients at all, an empty model, an id that is no int or str, a pattern
+            that matches no array.
         """
-        layout = ModelLayout.of(global_weights)
+        layout = ModelLayout.of(global_weights, buffers)
         examples = num_examples if self.uses_num_examples else None
 
-        def read(check: bool) -> tuple[Round, dict[ClientId, str]]:
+        def read(check: bool) -> tuple[Round, dict[ClientId, Verdict], str]:
             return _read_round(layout, global_weights, client_weights, examples, check, round_number)
 
         began = time.perf_counter()
         try:
-            round_, invalid = read(check=not self.checked_on_the_way)
+            round_, excluded, remark = read(check=not self.checked_on_the_way)
             self.accept_layout(layout)
             read_at = time.perf_counter()
             outcome = self._outcome(round_, min_updates)
         except UpdateCheckError:
-            round_, invalid = read(check=True)
+            round_, excluded, remark = read(check=True)
             read_at = time.perf_counter()
             outcome = self._outcome(round_, min_updates)
         decided_at = time.perf_counter()
@@ -288,10 +294,10 @@ class Aggregator(ABC):
         built_at = time.perf_counter()
 
         decided = len(round_.clients) >= max(1, min_updates)
-        verdicts = {**outcome.verdicts, **{client: Verdict("invalid", reason) for client, reason in invalid.items()}}
+        verdicts = outcome.verdicts | excluded
         report = RoundReport(
             verdicts={client: verdicts[client] for client in client_weights},
-            note=" ".join([*(event.message for event in outcome.events), *([outcome.note] if outcome.note else [])]),
+            note=" ".join(filter(None, [*(event.message for event in outcome.events), outcome.note, remark])),
             events=outcome.events,
             seconds={
                 "reading": read_at - began,
@@ -341,9 +347,13 @@ def _read_round(
     num_examples: Mapping[ClientId, int] | None,
     check: bool,
     number: int | None,
-) -> tuple[Round, dict[ClientId, str]]:
-    """The round of usable updates, and the reasons why the other messages are unusable."""
+) -> tuple[Round, dict[ClientId, Verdict], str]:
+    """The round of usable updates, the verdicts on clients that take no part in it, and a remark for the note."""
     messages = read_messages(layout, global_weights, client_weights, num_examples, check)
+    excluded = {
+        **{client: Verdict("invalid", reason) for client, reason in messages.invalid.items()},
+        **{client: Verdict("malicious", reason) for client, reason in messages.malicious.items()},
+    }
     round_ = Round(
         layout,
         messages.global_vector,
@@ -355,12 +365,13 @@ def _read_round(
         {client: client_weights[client] for client in messages.clients},
         None if number is None else int(number),
     )
-    return round_, messages.invalid
+    return round_, excluded, messages.note
 
 
 def _next_model(round_: Round, outcome: Outcome, step_is_spare: bool) -> dict[str, Any]:
     layout, like = round_.layout, round_.global_weights
     if outcome.restored is not None:
         return layout.rebuild(like, outcome.restored.vector.to(round_.global_vector), outcome.restored.buffers)
-    averaged = average_buffers(round_.buffers, outcome.shares)
-    return layout.rebuild(like, round_.global_vector, averaged, outcome.step, step_is_spare)
+    flagged = [outcome.verdicts[client].decision == "malicious" for client in round_.clients]
+    buffers = robust_mean(layout, like, round_.buffers, outcome.shares, ~np.array(flagged, dtype=bool))
+    return layout.rebuild(like, round_.global_vector, buffers, outcome.step, step_is_spare)

@@ -6,7 +6,7 @@ Everything that a broken or hostile client can send is handled here, once for al
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -18,8 +18,11 @@ from ..core.layout import BadWeightsError, ModelLayout, Weights, largest_usable
 from ..core.numerics import Array
 from ..core.threads import in_parallel, one_thread
 from ..core.updates import SentUpdates
+from .buffers import screen
 
 ClientId: TypeAlias = int | str
+_REMARKS = 3
+"""The number of suspicious clients that the note of a round names."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +35,13 @@ class Messages:
     updates: SentUpdates
     num_examples: Array
     buffers: tuple[dict[str, Tensor], ...]
-    """Running statistics and counters of the usable messages."""
+    """Statistics and counters of the usable messages."""
     invalid: dict[ClientId, str]
     """Client -> one sentence on why its message is unusable."""
+    malicious: dict[ClientId, str]
+    """Client -> one sentence on how its statistics or counters show that it lies."""
+    note: str
+    """A remark on clients whose statistics or counters are suspicious."""
 
 
 @dataclass(frozen=True)
@@ -88,21 +95,36 @@ def read_messages(
     found = dict(zip(messages, each, strict=True))
     invalid = {client: reason for client, reason in found.items() if isinstance(reason, str)}
     buffers = {client: values for client, values in found.items() if not isinstance(values, str)}
+    outliers = {
+        client: found
+        for client, found in zip(buffers, screen(layout, list(buffers.values())), strict=True)
+        if found is not None
+    }
+    if outliers and not check:
+        # Messages that are invalid must not count among those that others are compared with.
+        return read_messages(layout, global_weights, client_weights, num_examples)
+    malicious = {client: f"Its {found}." for client, found in outliers.items() if found.flagged}
+    outliers = {client: found for client, found in outliers.items() if not found.flagged}
+    buffers = {client: values for client, values in buffers.items() if client not in malicious}
     usable = [message for client, message in messages.items() if client in buffers and isinstance(message, _Message)]
     updates = SentUpdates(layout, global_vector, [message.weights for message in usable], check=not check)
     examples = np.array([message.examples for message in usable], dtype=np.float64)
-    return Messages(tuple(buffers), global_vector, updates, examples, tuple(buffers.values()), invalid)
+    bounded = [f"Client {client!r}: {found}; it counts only up to a limit." for client, found in outliers.items()]
+    return Messages(
+        tuple(buffers),
+        global_vector,
+        updates,
+        examples,
+        tuple(buffers.values()),
+        invalid,
+        malicious,
+        _abbreviated(bounded),
+    )
 
 
-def average_buffers(buffers: Sequence[Mapping[str, Tensor]], shares: Array) -> dict[str, Tensor]:
-    """The mean of running statistics and counters, weighted by `shares`; empty where nobody has a share."""
-    total = float(shares.sum())
-    if not buffers or not buffers[0] or not total > 0:
-        return {}
-    weights = torch.from_numpy(shares / total)
-    return {
-        name: torch.tensordot(weights, torch.stack([values[name] for values in buffers]), dims=1) for name in buffers[0]
-    }
+def _abbreviated(remarks: list[str]) -> str:
+    rest = len(remarks) - _REMARKS
+    return " ".join([*remarks[:_REMARKS], *([f"The same holds for {rest} more."] if rest > 0 else [])])
 
 
 def _check_finite(layout: ModelLayout, weights: Weights, global_vector: Tensor, global_norm: float) -> None:

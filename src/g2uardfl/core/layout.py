@@ -1,16 +1,18 @@
 """Conversion of models between mappings of named arrays and flat vectors.
 
-A `ModelLayout` describes the global model. It classifies the entries as trainable parameters, running statistics of
-normalisation layers, or counters. It groups the parameters into the model's layers (a module's weight and bias
-together, each layer of an LSTM separately) and assigns consecutive columns of the flat vector to each layer.
+A `ModelLayout` describes the global model. It classifies the entries as trainable parameters, statistics (of
+normalisation layers, and arrays that the caller declares as buffers), or counters. It groups the parameters into the
+model's layers (a module's weight and bias together, each layer of an LSTM separately) and assigns consecutive columns
+of the flat vector to each layer.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any, Literal
 
@@ -18,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .errors import ConfigError
 from .numerics import empty
 from .threads import one_thread
 
@@ -52,6 +55,16 @@ class Entry:
         """The number of values in the array."""
         return math.prod(self.shape)
 
+    @property
+    def is_variance(self) -> bool:
+        """Whether its values are variances, which are never negative."""
+        return self.kind == "statistic" and self.name.endswith("running_var")
+
+    @property
+    def never_decreases(self) -> bool:
+        """Whether its values count the batches that a normalisation layer has seen."""
+        return self.kind == "counter" and self.name.endswith("num_batches_tracked")
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -83,8 +96,12 @@ class ModelLayout:
 
     @staticmethod
     @one_thread()
-    def of(weights: Weights) -> ModelLayout:
-        """The layout of a model; raises ValueError if the model is empty, not finite or without parameters."""
+    def of(weights: Weights, buffers: Sequence[str] = ()) -> ModelLayout:
+        """The layout of a model; raises ValueError if the model is empty, not finite or without parameters.
+
+        Arrays whose names match a shell pattern in `buffers` are statistics; a pattern without a match raises
+        `ConfigError`.
+        """
         if not isinstance(weights, Mapping) or not weights:
             raise ValueError("the global model is empty: pass a mapping of parameter names to arrays")
         tensors = {}
@@ -95,7 +112,8 @@ class ModelLayout:
                 raise ValueError(f"the global model's {name!r} {error}") from error
             if tensors[name].is_floating_point() and not _is_finite(tensors[name]):
                 raise ValueError(f"the global model's {name!r} holds NaN or infinity: start from a finite model")
-        kinds = {name: _kind(name, tensor) for name, tensor in tensors.items()}
+        declared = _matching(tensors, buffers)
+        kinds = {name: _kind(name, tensor, name in declared) for name, tensor in tensors.items()}
         by_layer: dict[str, list[str]] = {}
         # In alphabetical order, because saving and loading a model may change the order of its names.
         for name in sorted(kinds):
@@ -129,7 +147,7 @@ class ModelLayout:
 
     @cached_property
     def buffers(self) -> list[Entry]:
-        """Non-empty running statistics and counters, which rules average but never compare, clip or extrapolate."""
+        """Non-empty statistics and counters, which are no part of the updates that rules see."""
         return [entry for entry in self.entries if entry.kind != "parameter" and entry.size]
 
     def signature(self) -> list[list[Any]]:
@@ -179,17 +197,18 @@ class ModelLayout:
         return tensors
 
     def buffer_values(self, weights: Weights) -> dict[str, Tensor]:
-        """A client's running statistics and counters in float64; raises `BadWeightsError` if they are invalid."""
+        """A client's statistics and counters as they were sent; raises `BadWeightsError` if they are invalid."""
         values = {}
         for entry in self.buffers:
-            value = as_tensor(weights[entry.name]).to("cpu", torch.float64)
+            value = values[entry.name] = as_tensor(weights[entry.name]).to("cpu")
+            if not value.is_floating_point():
+                continue
             if not bool(torch.isfinite(value).all()):
                 raise BadWeightsError(f"sent NaN or infinity in {entry.name!r}")
-            if entry.kind == "statistic" and bool((value.abs() > largest_usable(torch.float32)).any()):
+            if bool((value.abs() > largest_usable(torch.float32)).any()):
                 raise BadWeightsError(f"sent values that are too large in {entry.name!r}")
-            if entry.name.endswith("running_var") and bool((value < 0).any()):
+            if entry.is_variance and bool((value < 0).any()):
                 raise BadWeightsError(f"sent a negative variance in {entry.name!r}")
-            values[entry.name] = value
         return values
 
     def rebuild(
@@ -210,7 +229,7 @@ class ModelLayout:
         vector
             The parameters.
         buffers
-            Running statistics and counters by name.
+            Statistics and counters by name.
         step
             A vector to add to `vector` (default: None).
         step_is_spare
@@ -287,10 +306,21 @@ def _cast(value: Tensor, dtype: torch.dtype) -> Tensor:
     return value.round().clamp(low, min(high, math.nextafter(2.0**63, 0))).to(dtype)
 
 
-def _kind(name: str, tensor: Tensor) -> Kind:
+def _kind(name: str, tensor: Tensor, declared: bool) -> Kind:
     if not tensor.is_floating_point():
         return "counter"
-    return "statistic" if name.rpartition(".")[2] in _STATISTICS else "parameter"
+    return "statistic" if declared or name.rpartition(".")[2] in _STATISTICS else "parameter"
+
+
+def _matching(names: Mapping[str, Any], patterns: Sequence[str]) -> set[str]:
+    """The names that match a shell pattern; raises `ConfigError` for a pattern without a match."""
+    if isinstance(patterns, str):
+        raise ConfigError(f"buffers={patterns!r} is not allowed: pass a list of patterns")
+    found = {pattern: {name for name in names if fnmatchcase(name, pattern)} for pattern in patterns}
+    for pattern, matches in found.items():
+        if not matches:
+            raise ConfigError(f"buffers: {pattern!r} matches no array of the model, which has {_abbreviated([*names])}")
+    return set().union(*found.values())
 
 
 def _layer_name(name: str) -> str:

@@ -85,7 +85,8 @@ class Guard(Aggregator):
             self._signature = layout.signature()
         elif self._signature != layout.signature():
             raise ValueError(
-                "this guard has been watching a model with other parameters: make a new guard for this one"
+                "this guard has been watching a model with other parameters, or other arrays declared as buffers: "
+                "make a new guard for this one"
             )
 
     def combine(self, round_: Round) -> Outcome:

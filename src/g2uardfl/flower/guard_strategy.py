@@ -30,7 +30,7 @@ class G2uardFLStrategy(AggregatorStrategy):
     seed
         Determines everything random about the guard; only None, which draws a secret, is safe in a real federation
         (default: None).
-    min_replies, identity, authenticated_nodes, state_path, audit_path, audit_max_bytes, observers
+    min_replies, identity, authenticated_nodes, state_path, audit_path, audit_max_bytes, observers, buffers
         As in `AggregatorStrategy`.
     **guard_settings
         Any keyword of `G2uardFL`.
@@ -64,6 +64,7 @@ class G2uardFLStrategy(AggregatorStrategy):
         audit_path: str | os.PathLike[str] | None = None,
         audit_max_bytes: int = MAX_BYTES,
         observers: Sequence[RoundObserver] = (),
+        buffers: Sequence[str] = (),
         **guard_settings: Any,
     ) -> None:
         super().__init__(
@@ -85,6 +86,7 @@ class G2uardFLStrategy(AggregatorStrategy):
             audit_path=audit_path,
             audit_max_bytes=audit_max_bytes,
             observers=observers,
+            buffers=buffers,
             profile=profile,
             seed=seed,
             **guard_settings,

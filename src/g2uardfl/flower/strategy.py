@@ -85,6 +85,9 @@ class AggregatorStrategy(FedAvg):
         The size at which the audit is renamed to `audit_path.1`, `.2`, ... and a new file begins (default: 256 MiB).
     observers
         Called with each round that the rule decided, and its outcome (default: none).
+    buffers
+        Shell patterns of floating-point arrays that are no parameters, such as `"codebook.*"`: they are aggregated like
+        running statistics, and no rule sees them in an update (default: none).
     **rule_settings
         The settings of the rule (`g2uardfl show NAME`), if it is given by name.
 
@@ -124,6 +127,7 @@ class AggregatorStrategy(FedAvg):
         audit_path: str | os.PathLike[str] | None = None,
         audit_max_bytes: int = MAX_BYTES,
         observers: Sequence[RoundObserver] = (),
+        buffers: Sequence[str] = (),
         **rule_settings: Any,
     ) -> None:
         super().__init__(
@@ -146,6 +150,7 @@ class AggregatorStrategy(FedAvg):
         self.authenticated_nodes = authenticated_nodes
         self.state_path = state_path
         self.observers = observers
+        self.buffers = buffers
         self.rounds_done = 0
         self.rounds_kept = 0
         self.report = RoundReport({})
@@ -221,12 +226,13 @@ class AggregatorStrategy(FedAvg):
         return result
 
     def _first_arrays(self, given: ArrayRecord) -> ArrayRecord:
-        layout = ModelLayout.of(RecordWeights(given))
+        layout = ModelLayout.of(RecordWeights(given), self.buffers)
         saved, self._resumes = self.current_arrays if self._resumes else None, False
         if saved is None:
             return given
-        if ModelLayout.of(RecordWeights(saved)).signature() != layout.signature():
+        if ModelLayout.of(RecordWeights(saved), self.buffers).signature() != layout.signature():
             raise StateError(f"{self.state_path} holds the state of another model: choose another state_path")
+        self.aggregator.accept_layout(layout)
         logger.info("The model saved after round %d replaces the initial model", self.rounds_done)
         return saved
 
@@ -287,6 +293,7 @@ class AggregatorStrategy(FedAvg):
             min_updates=self.min_replies,
             observers=self.observers,
             round_number=number,
+            buffers=self.buffers,
         )
 
     def _save(self, nodes: Mapping[ClientId, int]) -> None:

@@ -1,0 +1,72 @@
+"""BatchNorm federations on the digits: honest clients are never flagged, and liars do not lower the accuracy."""
+
+from __future__ import annotations
+
+import math
+from copy import deepcopy
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+from g2uardfl.aggregators import create
+from helpers.batch_norm import CLIENTS, DigitsFederation, changed, flagged
+
+pytestmark = pytest.mark.slow
+
+RULES = ("fedavg", "g2uardfl")
+LIES = {
+    "a mean of 100 more": changed("running_mean", lambda array: array + 100),
+    "a huge mean": changed("running_mean", lambda array: torch.full_like(array, 1e15)),
+    "a huge variance": changed("running_var", lambda array: torch.full_like(array, 1e6)),
+    "a negative counter": changed("num_batches_tracked", lambda array: torch.full_like(array, -(2**62))),
+}
+HIDDEN_LIES = {
+    "a mean of 8 more": changed("running_mean", lambda array: array + 8),
+    "no variance": changed("running_var", lambda array: array * 0),
+}
+
+
+@cache
+def after_20_rounds(rule: str, alpha: float, seed: int) -> DigitsFederation:
+    federation = DigitsFederation(create(rule, **({"seed": 0} if rule == "g2uardfl" else {})), alpha, seed)
+    federation.run(20)
+    return federation
+
+
+@cache
+def accuracy_without_liars(rule: str) -> float:
+    federations = [deepcopy(after_20_rounds(rule, math.inf, seed)) for seed in range(3)]
+    return np.mean([federation.accuracy() for federation in federations if federation.run(3)])
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("alpha", [0.1, 0.5, math.inf])
+def test_honest_clients_are_never_flagged_and_no_round_mentions_them(alpha, seed):
+    federation = DigitsFederation(create("fedavg"), alpha, seed)
+    results = federation.run(15)
+    assert [flagged(result) for result in results] == [[]] * 15
+    assert {result.note for result in results} == {""}
+    assert federation.accuracy() > 85
+
+
+@pytest.mark.parametrize("lie", [*LIES, *HIDDEN_LIES])
+@pytest.mark.parametrize("rule", RULES)
+def test_one_liar_of_ten_moves_the_accuracy_by_less_than_a_point(rule, lie):
+    accuracies = []
+    for seed in range(3):
+        federation = deepcopy(after_20_rounds(rule, math.inf, seed))
+        results = federation.run(3, {CLIENTS - 1: (LIES | HIDDEN_LIES)[lie]})
+        assert [flagged(result) for result in results] == [[CLIENTS - 1] if lie in LIES else []] * 3
+        accuracies.append(federation.accuracy())
+    assert abs(accuracy_without_liars(rule) - np.mean(accuracies)) < 1
+
+
+@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("rule", RULES)
+def test_four_liars_of_ten_are_flagged_in_every_round(rule, lie):
+    federation = deepcopy(after_20_rounds(rule, math.inf, 0))
+    results = federation.run(3, dict.fromkeys(range(6, 10), LIES[lie]))
+    assert [flagged(result) for result in results] == [[6, 7, 8, 9]] * 3
+    assert federation.accuracy() > accuracy_without_liars(rule) - 2
