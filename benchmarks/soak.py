@@ -2,9 +2,10 @@
 
     python benchmarks/soak.py --rounds 2000 --kills 100
 
-Three servers run the same federation. The first sees honest clients and attackers only; the second sees hostile replies
-in every round as well; the third sees the same replies, is killed with SIGKILL at random moments and finds its disk full
-for some rounds. Model and memory must be equal in all three at the end, and the audits of the last two as well.
+Three servers run the same federation. The first sees honest clients and attackers only; the second sees hostile
+replies in every round as well; the third sees the same replies, is killed with SIGKILL at random moments and finds its
+disk full for some rounds. Model and memory must be equal in all three at the end, and the audits of the last two as
+well.
 """
 
 from __future__ import annotations
