@@ -83,7 +83,7 @@ class SpectralClustering(CommunityClustering):
             inner = evidence.edges[np.ix_(members, members)]
             communities = (Community(math.nan, float(inner.sum(axis=1).mean()), members * 1.0, float(inner.mean())),)
         twins = find_twins(evidence.edges, evidence.rounds, prior.suspects, self.settings.twin_similarity)
-        return CommunityClusters(members.astype(np.int64), members * 1.0, communities, tuple(twins))
+        return CommunityClusters(members.astype(np.int64), members * 1.0, communities, twins=tuple(twins))
 
 
 class SizeBlindFiltering(ReputationFiltering):
