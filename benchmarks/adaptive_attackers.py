@@ -202,3 +202,70 @@ class TwoGroups(Attack):
             members = tuple(member for member in turn.members if member.client in group.team)
             if members:
                 yield group, dataclasses.replace(turn, members=members)
+
+
+@dataclass(frozen=True)
+class SlowDripSettings:
+    """Settings of `slow_drip`."""
+
+    beta: float = number(0.25, 0, 100)
+    """The norm of the malicious part, as a multiple of the honest update's."""
+
+
+class SlowDrip(TrainingBoth):
+    """Each attacker adds a little of the team's common malicious direction to an honest update."""
+
+    name = "slow_drip"
+    summary = "wrapper: honest updates plus a small common malicious part"
+    Settings = SlowDripSettings
+
+    def submissions(self, turn: Turn, trained: Mapping[Hashable, Model]) -> Mapping[int, Model]:
+        """Add the mean malicious part of the round's attackers, scaled to `beta` times each honest update."""
+        self._model = turn.global_weights
+        return super().submissions(turn, trained)
+
+    def disguised(self, honest: Mapping[int, Model], malicious: Mapping[int, Model]) -> Mapping[int, Model]:
+        """Honest models plus the common direction."""
+        names = sorted(self.parameters)
+        parts = [_flat(malicious[client], names) - _flat(honest[client], names) for client in malicious]
+        common = torch.stack(parts).mean(dim=0)
+        common = common / common.norm().clamp(min=1e-30)
+        return {client: self._dripped(honest[client], malicious[client], common, names) for client in malicious}
+
+    def _dripped(self, honest: Model, malicious: Model, common: Tensor, names: Sequence[str]) -> Model:
+        own = _flat(honest, names)
+        norm = (own - _flat(self._model, names)).norm()
+        pieces = (own + self.settings.beta * norm * common).split([honest[name].numel() for name in names])
+        sent = {name: piece.view_as(honest[name]) for name, piece in zip(names, pieces, strict=True)}
+        return {**malicious, **sent}
+
+
+@dataclass(frozen=True)
+class TinyFirstSettings:
+    """Settings of `tiny_first`."""
+
+    factor: float = number(0.001, 0, 1)
+    """What the first updates are multiplied by."""
+    rounds: int = number(1, 0, 10**9)
+    """In how many rounds updates are tiny."""
+
+
+class TinyFirst(Wrapper):
+    """Attackers first send tiny updates, so that honest ones look far too large beside them."""
+
+    name = "tiny_first"
+    summary = "wrapper: attackers send tiny updates in the first rounds"
+    Settings = TinyFirstSettings
+
+    def submissions(self, turn: Turn, trained: Mapping[Hashable, Model]) -> Mapping[int, Model]:
+        """The inner attack's models; in the first rounds moved almost back to the global model."""
+        sent = self.inner.submissions(turn, trained)
+        if turn.number > self.settings.rounds:
+            return sent
+        return {
+            client: {
+                **model,
+                **{name: turn.global_weights[name].lerp(model[name], self.settings.factor) for name in self.parameters},
+            }
+            for client, model in sent.items()
+        }
