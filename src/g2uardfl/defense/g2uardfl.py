@@ -52,6 +52,9 @@ class G2uardFL(Guard):
     rollback
         (`default` profile) Whether the model is rolled back once attackers are detected whose updates had been accepted
         (default: True).
+    dissent
+        (`default` profile) The share of the clients of a round, rounded down, that need not support a change of a
+        converged model (default: 0.15).
     elimination_share
         (`default` profile) The share of the attackers' clipped pull that is removed in a round (default: 0.5).
     elimination_bound
@@ -165,6 +168,7 @@ class G2uardFL(Guard):
         recovery_step: float | None = None,
         min_reputation: float | None = None,
         rollback: bool | None = None,
+        dissent: float | None = None,
         elimination_share: float | None = None,
         elimination_bound: float | None = None,
         elimination_allowance: float | None = None,

@@ -48,6 +48,7 @@ class Guard(Aggregator):
     name = "g2uardfl"
     summary = "clusters clients as an attributed graph, keeps their reputations, and moves away from attackers"
     takes_seed = True
+    uses_num_examples = True
 
     observer: Observer
     construction: Construction[Any, Any]

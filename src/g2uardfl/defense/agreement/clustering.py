@@ -37,11 +37,9 @@ class SubmissionPrior(Prior):
     """What earlier rounds, and the norms of this one, say about the submissions."""
 
     suspects: Mask
-    """The submissions of clients with a bad reputation, and this round's of far larger norm than the others'."""
-    outsized: Mask
-    """The latter alone, for this round's clients."""
+    """The submissions of clients with a bad reputation."""
     heterogeneous: bool
-    """Whether the norms of accepted updates differ so much that clients must have different kinds of data."""
+    """Whether the norms of updates differ so much that clients must have different kinds of data."""
 
 
 @dataclass(frozen=True)

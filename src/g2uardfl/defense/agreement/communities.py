@@ -192,23 +192,23 @@ def _covers_its_rounds(community: Mask, members: Mask, rounds: Numbers, suspects
 def number_of_clients(people: Numbers, rounds: Numbers) -> float:
     """How many clients the submissions come from, at most one for each id.
 
-    A client can have a new id in each round, and it resembles its own past, so that ids alone would make a community of
-    it. If N clients take part at random, a share 1/N of the pairs of submissions of different rounds has the same
-    client (Schnabel's estimate). Where no id ever returns nothing shows that it is not the same clients in all rounds.
+    A client can get new ids, and it resembles its own past, so that ids alone would make a community of it. If N
+    clients take part at random, a share 1/N of the pairs of submissions of different rounds has the same client
+    (Schnabel's estimate). Only pairs that are at least half of the rounds apart count, because ids that change from time
+    to time return for a while. Where no id returns nothing shows that it is not the same clients in all rounds.
 
     >>> number_of_clients(np.array([0, 1, 2, 3, 4, 5]), np.array([1, 1, 2, 2, 3, 3]))
     2.0
     >>> number_of_clients(np.array([0, 1, 0, 2]), np.array([1, 1, 2, 2]))
     3.0
     """
-    most = float(np.unique(rounds, return_counts=True)[1].max(initial=0))
-    ids = np.unique(people, return_counts=True)[1]
-    returned = float(ids @ ids - len(people)) / 2
+    _, place, sizes = np.unique(rounds, return_inverse=True, return_counts=True)
+    most, least_apart = float(sizes.max(initial=0)), max(1, len(sizes) // 2)
+    apart = np.abs(place[:, None] - place[None, :]) >= least_apart
+    returned = np.count_nonzero(apart & (people[:, None] == people[None, :]))
     if not returned:
         return most
-    together = np.unique(rounds, return_counts=True)[1]
-    pairs = float(len(people) ** 2 - together @ together) / 2
-    return float(np.clip(pairs / returned, most, max(most, len(ids))))
+    return float(np.clip(np.count_nonzero(apart) / returned, most, max(most, _count(people))))
 
 
 def _count(people: Numbers) -> int:

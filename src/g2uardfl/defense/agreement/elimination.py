@@ -10,11 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...aggregators._shares import sample_shares
 from ...aggregators.base import Event, Round
 from ...core.numerics import Array
 from ...core.settings import check, number, switch
 from ...core.state_files import SavedState
-from ..stages import Elimination, Step
+from ..stages import Elimination, Mask, Step
+from .consensus import consensus
 from .construction import SubmissionGraph
 from .filtering import AgreementJudgement
 from .removal import (
@@ -46,6 +48,8 @@ class EliminationSettings:
 
     rollback: bool = switch(True)
     """Whether the model is rolled back once attackers are detected whose updates had been accepted."""
+    dissent: float = number(0.15, 0, 0.5)
+    """The share of the clients of a round, rounded down, that need not support a change of a converged model."""
     eliminate: bool = switch(True)
     """Whether what attackers pull towards is removed from the model."""
     elimination_share: float = number(0.5, 0, 1)
@@ -99,10 +103,13 @@ class RollbackAndElimination(Elimination[SubmissionGraph, AgreementJudgement]):
     def step(self, round_: Round, evidence: SubmissionGraph, judgement: AgreementJudgement) -> Step:
         """The mean of the accepted updates, a rollback in its place, or the mean minus a removal."""
         accepted = judgement.accepted
-        shares = judgement.clipping * accepted / max(1, accepted.sum())
-        vector, weights = round_.weighted_sum(shares), shares
-        events = [_small_steps()] if judgement.small_steps and evidence.round == 1 else []
-        reversed_ = self._is_reversed(vector)
+        shares = _shares(round_.num_examples, accepted) * judgement.clipping
+        mean, weights = round_.weighted_sum(shares), shares
+        vector, events = mean, []
+        if judgement.learning < 1:
+            agreed = consensus(round_.sent, judgement.clipping, self.settings.dissent)
+            vector = agreed.lerp(mean, judgement.learning)
+        reversed_ = self._is_reversed(mean)
         if reversed_:
             events.append(_reversed(self.memory.removal_share))
         snapshot = self._snapshot_to_restore(evidence, judgement)
@@ -111,7 +118,7 @@ class RollbackAndElimination(Elimination[SubmissionGraph, AgreementJudgement]):
             return Step(torch.zeros_like(vector), 0 * shares, shares, (*events, _rolled_back(snapshot)), snapshot.model)
         if self._may_remove(judgement) and not reversed_:
             away = judgement.colluding / judgement.colluding.sum() - shares
-            factor, poison = self._removal(round_, evidence, judgement, away, vector)
+            factor, poison = self._removal(round_, evidence, judgement, away, mean)
             if factor > 0:
                 self.removed = factor * poison
                 vector, weights = vector - self.removed, shares - factor * away
@@ -176,7 +183,7 @@ class RollbackAndElimination(Elimination[SubmissionGraph, AgreementJudgement]):
         norm = norm_of(poison)
         if not norm > 0:
             return 0.0, poison
-        usual = norm if judgement.usual_norm is None else judgement.usual_norm
+        usual = judgement.usual_norm
         removed = self._removed_norm(norm, norm_of(step), usual, similarity, opposed)
         return removed / norm, poison
 
@@ -225,6 +232,14 @@ class RollbackAndElimination(Elimination[SubmissionGraph, AgreementJudgement]):
         self.removed = torch.from_numpy(last.arrays["removed"]) if last.values["removed"] else None
 
 
+def _shares(num_examples: Array, accepted: Mask) -> Array:
+    """Each client's share in the mean: its samples, if it is accepted."""
+    shares = np.zeros(len(accepted))
+    if accepted.any():
+        shares[accepted] = sample_shares(num_examples[accepted])
+    return shares
+
+
 def _rolled_back(snapshot: Snapshot) -> Event:
     message = (
         f"The model was rolled back to the start of round {snapshot.number}: attackers were detected "
@@ -245,8 +260,3 @@ def _eliminated(norm: float, judgement: AgreementJudgement) -> Event:
 def _reversed(share: float) -> Event:
     message = "Honest updates point towards the removed component: nothing is removed now, and half as much later."
     return Event("elimination_reversed", message, {"removal_share": share})
-
-
-def _small_steps() -> Event:
-    message = "The model takes small steps until 50 updates have been accepted."
-    return Event("small_steps", message)

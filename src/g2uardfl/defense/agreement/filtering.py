@@ -15,9 +15,10 @@ from ...core.state_files import SavedState
 from ..stages import Clusters, Filtering, Mask
 from .clustering import SubmissionPrior
 from .communities import MIN_CLIENTS
+from .consensus import Learning
 from .construction import NoiseJudgement, SubmissionGraph
-from .history import ShapeHistory
 from .reputation import Reputation, flagged, updated_scores
+from .shapes import UsualShapes
 
 _SUSPECT_SCORE = -0.5
 """Clients below this score are suspects: they were convicted, and have not recovered since."""
@@ -55,12 +56,12 @@ class AgreementJudgement(NoiseJudgement):
     """For each submission of the window the probability that it belongs to a community of attackers."""
     colluding: Mask
     """The malicious clients of communities: their updates show where the backdoor is."""
-    usual_norm: float | None
-    """The median norm of the last accepted updates; None as long as there are none."""
+    usual_norm: float
+    """The median norm of the last updates."""
     heterogeneous: bool
-    """Whether clients have different kinds of data, by the norms of accepted updates."""
-    small_steps: bool
-    """Whether too few updates have been accepted for full steps."""
+    """Whether clients have different kinds of data, by the norms of their updates."""
+    learning: float
+    """How far the clients still learn the same, from 0 to 1."""
 
 
 class ReputationFiltering(Filtering[SubmissionGraph, SubmissionPrior, Clusters, AgreementJudgement]):
@@ -71,58 +72,46 @@ class ReputationFiltering(Filtering[SubmissionGraph, SubmissionPrior, Clusters, 
     def __init__(self, settings: Any, seed: int) -> None:
         super().__init__(settings, seed)
         self.reputation = Reputation()
-        self.history = ShapeHistory()
+        self.shapes = UsualShapes()
+        self.learning = Learning()
 
     def prior(self, evidence: SubmissionGraph) -> SubmissionPrior:
-        """Reputations, and whose update of this round is far larger than all others."""
+        """Reputations, and which clients are suspects already."""
         scores = self.reputation.read(evidence.nodes)
-        suspects = scores < _SUSPECT_SCORE
-        outsized = self.outsized(evidence)
-        suspects[evidence.here] |= outsized
-        return SubmissionPrior(scores, suspects, outsized, self.history.heterogeneous)
-
-    def outsized(self, evidence: SubmissionGraph) -> Mask:
-        """Whose update of this round is so much larger than all others that it must attack."""
-        return self.history.outsized(evidence.shapes, evidence.sketches[evidence.here])
+        return SubmissionPrior(scores, scores < _SUSPECT_SCORE, self.shapes.is_heterogeneous)
 
     def judge(self, evidence: SubmissionGraph, prior: SubmissionPrior, clusters: Clusters | None) -> AgreementJudgement:
-        """Flag attackers, hold out clients of bad reputation, and remember shapes of accepted updates."""
+        """Flag attackers, hold out clients of bad reputation, and remember shapes."""
         if clusters is None:
             clusters = Clusters(np.zeros(len(evidence.nodes), dtype=np.int64), np.zeros(len(evidence.nodes)))
         config, here = self.settings, evidence.here
-        members, before = clusters.labels > 0, prior.scores[here]
-        z_scores = self.history.z_scores(
-            evidence.shapes, config.outlier_z_score, (members | prior.suspects)[here], prior.outsized
-        )
-        outliers = z_scores > config.outlier_z_score
+        before, labels = prior.scores[here], clusters.labels[here]
+        trust = (1 + np.minimum(before, 0.0)) * (1 - clusters.membership[here])
+        self.shapes.add(evidence.shapes, trust)
+        z_scores = self.shapes.z_scores(evidence.shapes, trust, config.outlier_z_score)
         suspicion = self._suspicion(evidence, clusters, z_scores)
-        # Noise is only recognised once it is known which shapes are usual.
         dissimilar = evidence.edges[here].max(axis=1) < _SIMILAR
-        noise = outliers & dissimilar & ~members[here] & self.history.is_sufficient
+        noise = (z_scores > config.outlier_z_score) & dissimilar & (labels == 0)
 
         malicious = flagged(suspicion, before, config.reputation_weight)
         accepted = ~malicious & (before >= config.min_reputation)
         after = updated_scores(before, np.maximum(suspicion, malicious), config.conviction_step, config.recovery_step)
         self.reputation.write(evidence.clients, after)
-        self.history.add(evidence.shapes[accepted])
-        clipping = np.zeros(len(accepted))
-        if accepted.any():
-            clipping = clip_factors(evidence.norms, self.history.norm_limit(evidence.norms[accepted]))
-        labels = clusters.labels[here]
+        self.learning.add(evidence.sketches[here][accepted])
         return AgreementJudgement(
             accepted=accepted,
             malicious=malicious,
             scores=after,
-            clipping=clipping,
+            clipping=clip_factors(evidence.norms, self.shapes.norm_limit(self.learning.share)) * accepted,
             reasons=self._reasons(evidence, clusters, z_scores, suspicion, malicious, accepted, after),
             clusters=labels,
             distances=suspicion,
             noise=noise,
             membership=clusters.membership,
             colluding=malicious & (labels > 0),
-            usual_norm=self.history.usual_norm,
-            heterogeneous=self.history.heterogeneous,
-            small_steps=self.history.takes_small_steps,
+            usual_norm=self.shapes.usual_norm,
+            heterogeneous=self.shapes.is_heterogeneous,
+            learning=self.learning.share,
         )
 
     def _suspicion(self, evidence: SubmissionGraph, clusters: Clusters, z_scores: Array) -> Array:
@@ -130,8 +119,7 @@ class ReputationFiltering(Filtering[SubmissionGraph, SubmissionPrior, Clusters, 
         allowed = self.settings.outlier_z_score
         # It grows with the z-score; one just above the threshold leaves the reputation as it is.
         suspicion = np.where(z_scores > allowed, 1 - allowed / 2 / np.maximum(z_scores, allowed), 0.0)
-        usual = self.history.usual_norm or float(np.median(evidence.norms))
-        not_negligible = evidence.shapes[:, 0] > math.log(usual / _NEGLIGIBLE)
+        not_negligible = evidence.norms > self.shapes.usual_norm / _NEGLIGIBLE
         if clusters.twins:
             suspicion[not_negligible & [twin is not None for twin in clusters.twins]] = 1.0
         return np.maximum(suspicion, clusters.membership[evidence.here])
@@ -175,11 +163,12 @@ class ReputationFiltering(Filtering[SubmissionGraph, SubmissionPrior, Clusters, 
         return f"its update is suspicious (probability {suspicion[row]:.2f}) and its benign score is low"
 
     def state(self) -> SavedState:
-        """Reputations and the shapes of accepted updates."""
-        shapes = [list(shape) for shape in self.history.seen]
-        return SavedState.joined({"reputation": self.reputation.state()}, {"shapes": shapes})
+        """Reputations, usual shapes, and how far clients learn the same."""
+        parts = {"reputation": self.reputation.state(), "shapes": self.shapes.state()}
+        return SavedState.joined(parts, {"cosines": self.learning.cosines})
 
     def restore(self, state: SavedState) -> None:
-        """Continue with saved reputations."""
+        """Continue with saved reputations and shapes."""
         self.reputation.restore(state.part("reputation"))
-        self.history.seen = [(float(norm), float(peak)) for norm, peak in state.values["shapes"]]
+        self.shapes.restore(state.part("shapes"))
+        self.learning.cosines = [float(one) for one in state.values["cosines"]]

@@ -94,18 +94,26 @@ def directions(updates: Tensor | SentUpdates, global_vector: Tensor, layouts: Se
     return [_unit(one, _NEGLIGIBLE).astype(np.float32) for one in rest]
 
 
+def cosines_with_others(sketches: Sketches) -> Array:
+    """For each of at least two clients its mean cosine with all others, over all layers.
+
+    >>> cosines_with_others(np.array([[[1, 0]], [[1, 0]], [[0, 1]]], dtype=np.float32))
+    array([0.5, 0.5, 0. ])
+    """
+    exact = sketches.astype(np.float64)
+    with_all = np.mean(np.sum(exact * exact.sum(axis=0), axis=-1), axis=-1)
+    alone = np.mean(np.sum(exact**2, axis=-1), axis=-1)
+    result: Array = (with_all - alone) / (len(sketches) - 1)
+    return result
+
+
 def mean_cosine(sketches: Sketches) -> float:
     """The mean cosine over all pairs of clients and all layers; 0 for fewer than two clients.
 
     >>> mean_cosine(np.array([[[1, 0]], [[0, 1]]], dtype=np.float32))
     0.0
     """
-    count = len(sketches)
-    if count < 2:
-        return 0.0
-    together = float(np.mean(np.sum(np.sum(sketches, axis=0, dtype=np.float64) ** 2, axis=-1)))
-    alone = float(np.mean(np.sum(np.sum(sketches.astype(np.float64) ** 2, axis=-1), axis=0)))
-    return (together - alone) / (count * (count - 1))
+    return float(cosines_with_others(sketches).mean()) if len(sketches) > 1 else 0.0
 
 
 def _unit(vectors: Array, negligible: float) -> Array:
