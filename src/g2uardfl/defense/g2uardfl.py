@@ -31,11 +31,8 @@ class G2uardFL(Guard):
         (`default` profile) The smallest difference of the Bayesian information criterion between one cluster and two
         (default: 15.0).
     min_lead
-        (`default` profile) How many times as strong as any other community in the graph those of attackers must be
-        (default: 1.5).
-    heterogeneous_lead
-        (`default` profile) `min_lead` for heterogeneous clients (norms of updates differ much): honest clients with the
-        same kind of data form communities there (default: 2.0).
+        (`default` profile) How many times as strong as any other community in the graph those of attackers must be,
+        times the heterogeneity of the clients' norms (default: 1.5).
     twin_similarity
         (`default` profile) The similarity (z-score) above which two clients of one round count as twins (default: 4.0).
     outlier_z_score
@@ -160,7 +157,6 @@ class G2uardFL(Guard):
         window: int | None = None,
         min_evidence: float | None = None,
         min_lead: float | None = None,
-        heterogeneous_lead: float | None = None,
         twin_similarity: float | None = None,
         outlier_z_score: float | None = None,
         reputation_weight: float | None = None,

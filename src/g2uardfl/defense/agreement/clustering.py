@@ -21,10 +21,8 @@ class ClusteringSettings:
     min_evidence: float = number(15.0, 0, math.inf)
     """The smallest difference of the Bayesian information criterion between one cluster and two."""
     min_lead: float = number(1.5, 0, math.inf)
-    """How many times as strong as any other community in the graph those of attackers must be."""
-    heterogeneous_lead: float = number(2.0, 0, math.inf)
-    """`min_lead` for heterogeneous clients (norms of updates differ much): honest clients with the same kind of data
-    form communities there."""
+    """How many times as strong as any other community in the graph those of attackers must be; times the heterogeneity
+    of the clients, because honest clients with the same kind of data form communities, too."""
     twin_similarity: float = number(4.0, 0, math.inf)
     """The similarity (z-score) above which two clients of one round count as twins."""
 
@@ -38,8 +36,8 @@ class SubmissionPrior(Prior):
 
     suspects: Mask
     """The submissions of clients with a bad reputation."""
-    heterogeneous: bool
-    """Whether the norms of updates differ so much that clients must have different kinds of data."""
+    heterogeneity: float
+    """How many times as much norms differ as those of clients with the same kind of data; at least 1."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,7 @@ class CommunityClustering(Clustering[SubmissionGraph, SubmissionPrior, Community
             evidence.people,
             evidence.rounds,
             config.min_evidence,
-            config.heterogeneous_lead if prior.heterogeneous else config.min_lead,
+            config.min_lead * prior.heterogeneity,
             prior.suspects,
             evidence.sketches,
             number_of_clients(evidence.people, evidence.rounds),

@@ -29,15 +29,16 @@ from .removal import (
     opposition,
 )
 from .rollback import Snapshot, Snapshots
-from .sketches import mean_cosine
 
 _ROLLBACK_PROBABILITY = 0.99
 """Roll back when an accepted submission belongs to a community of attackers with at least this probability."""
-_MAX_COMMON_COSINE = 0.25
-"""Above this mean cosine of the accepted updates all clients still learn the same. Measured: 0.3 to 0.7 in training
-from scratch, below 0.1 near convergence."""
+_MOSTLY_LEARNING = 0.5
+"""From this share of learning on nothing is undone or removed: all clients still learn the same, attackers among them,
+and too much would be lost."""
 _DELIBERATE = 0.25
 """Above this cosine the accepted clients' step is directed: against the attackers, or back to what was removed."""
+_HETEROGENEOUS = 1.5
+"""Nothing is removed among clients whose norms differ so many times as much as those with the same kind of data."""
 _ESTIMATES = 3
 """The median of so many rounds' estimates counts: the few attackers of a single round may mislead."""
 
@@ -141,30 +142,22 @@ class RollbackAndElimination(Elimination[SubmissionGraph, AgreementJudgement]):
         return reversed_
 
     def _snapshot_to_restore(self, evidence: SubmissionGraph, judgement: AgreementJudgement) -> Snapshot | None:
-        """The model from before the first accepted submission that is now known to be an attacker's.
-
-        Rounds in which all others learnt the same, in that round or the one before, are not undone: too much is lost.
-        """
+        """The model from before the first accepted submission that is now known to be an attacker's."""
         if not self.settings.rollback:
             return None
         rounds, malicious = evidence.rounds, judgement.membership > _ROLLBACK_PROBABILITY
         self.snapshots.forget(before=int(rounds.min()))
         accepted = evidence.accepted.copy()
         accepted[evidence.here] = judgement.accepted
-
-        def common(number: int) -> float:
-            return mean_cosine(evidence.sketches[accepted & ~malicious & (rounds == number)])
-
         poisoned = sorted(set(rounds[malicious & accepted].tolist()))
-        previous = {number: max(rounds[rounds < number], default=number) for number in poisoned}
-        return self.snapshots.before(
-            [number for number in poisoned if min(common(number), common(previous[number])) <= _MAX_COMMON_COSINE]
-        )
+        return None if judgement.learning > _MOSTLY_LEARNING else self.snapshots.before(poisoned)
 
     def _may_remove(self, judgement: AgreementJudgement) -> bool:
         """Whether there is something to remove."""
         # Among heterogeneous clients a community may be honest, and the model would lose what only its members know.
-        return self.settings.eliminate and judgement.colluding.sum() > 1 and not judgement.heterogeneous
+        # Early in training everybody's step opposes whoever does not learn.
+        same_kind = judgement.heterogeneity < _HETEROGENEOUS and judgement.learning <= _MOSTLY_LEARNING
+        return self.settings.eliminate and judgement.colluding.sum() > 1 and same_kind
 
     def _removal(
         self,
@@ -177,9 +170,7 @@ class RollbackAndElimination(Elimination[SubmissionGraph, AgreementJudgement]):
         """The factor of the attackers' pull beyond the accepted `step` that is removed, and that pull."""
         poison = round_.weighted_sum(away)
         similarity = mean_pairwise_cosine(poison, step, evidence.norms[judgement.colluding])
-        # Early in training everybody's step opposes whoever does not learn.
-        learning = mean_cosine(evidence.sketches[evidence.here][judgement.accepted]) > _MAX_COMMON_COSINE
-        opposed = 0.0 if learning else opposition(poison, step)
+        opposed = opposition(poison, step)
         norm = norm_of(poison)
         if not norm > 0:
             return 0.0, poison

@@ -58,8 +58,8 @@ class AgreementJudgement(NoiseJudgement):
     """The malicious clients of communities: their updates show where the backdoor is."""
     usual_norm: float
     """The median norm of the last updates."""
-    heterogeneous: bool
-    """Whether clients have different kinds of data, by the norms of their updates."""
+    heterogeneity: float
+    """How many times as much norms differ as those of clients with the same kind of data; at least 1."""
     learning: float
     """How far the clients still learn the same, from 0 to 1."""
 
@@ -78,7 +78,7 @@ class ReputationFiltering(Filtering[SubmissionGraph, SubmissionPrior, Clusters, 
     def prior(self, evidence: SubmissionGraph) -> SubmissionPrior:
         """Reputations, and which clients are suspects already."""
         scores = self.reputation.read(evidence.nodes)
-        return SubmissionPrior(scores, scores < _SUSPECT_SCORE, self.shapes.is_heterogeneous)
+        return SubmissionPrior(scores, scores < _SUSPECT_SCORE, self.shapes.heterogeneity)
 
     def judge(self, evidence: SubmissionGraph, prior: SubmissionPrior, clusters: Clusters | None) -> AgreementJudgement:
         """Flag attackers, hold out clients of bad reputation, and remember shapes."""
@@ -110,7 +110,7 @@ class ReputationFiltering(Filtering[SubmissionGraph, SubmissionPrior, Clusters, 
             membership=clusters.membership,
             colluding=malicious & (labels > 0),
             usual_norm=self.shapes.usual_norm,
-            heterogeneous=self.shapes.is_heterogeneous,
+            heterogeneity=self.shapes.heterogeneity,
             learning=self.learning.share,
         )
 
