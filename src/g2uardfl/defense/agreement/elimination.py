@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,22 +12,13 @@ from torch import Tensor
 
 from ...aggregators._shares import sample_shares
 from ...aggregators.base import Event, Round
-from ...core.numerics import Array
+from ...core.numerics import Array, cosine
 from ...core.settings import check, number, switch
 from ...core.state_files import SavedState
 from ..stages import Elimination, Mask, Step
 from .consensus import consensus
 from .construction import SubmissionGraph
 from .filtering import AgreementJudgement
-from .removal import (
-    bounded_removal,
-    cosine_of,
-    initial_poison,
-    mean_pairwise_cosine,
-    norm_of,
-    opposed_removal,
-    opposition,
-)
 from .rollback import Snapshot, Snapshots
 
 _ROLLBACK_PROBABILITY = 0.99
@@ -39,13 +30,15 @@ _DELIBERATE = 0.25
 """Above this cosine the accepted clients' step is directed: against the attackers, or back to what was removed."""
 _HETEROGENEOUS = 1.5
 """Nothing is removed among clients whose norms differ so many times as much as those with the same kind of data."""
-_ESTIMATES = 3
-"""The median of so many rounds' estimates counts: the few attackers of a single round may mislead."""
+_REMOVED = 0.5
+"""The share of the attackers' clipped pull that is removed in a round."""
+_NEGLIGIBLE = 1e-3
+"""Smaller shares of the pull are not removed."""
 
 
 @dataclass(frozen=True)
 class EliminationSettings:
-    """Settings of rollback and elimination; norms are multiples of a usual (median accepted) norm."""
+    """Settings of the step, rollback and elimination."""
 
     rollback: bool = switch(True)
     """Whether the model is rolled back once attackers are detected whose updates had been accepted."""
@@ -53,40 +46,8 @@ class EliminationSettings:
     """The share of the clients of a round, rounded down, that need not support a change of a converged model."""
     eliminate: bool = switch(True)
     """Whether what attackers pull towards is removed from the model."""
-    elimination_share: float = number(0.5, 0, 1)
-    """The share of the attackers' clipped pull that is removed in a round."""
-    elimination_bound: float = number(2.0, 0, 100)
-    """The largest removal in a round, as a multiple of the accepted clients' step."""
-    elimination_allowance: float = number(20.0, 0, math.inf)
-    """How many usual norms may be removed in all, if the model seems to have been poisoned before the guard started."""
-    max_pull: float = number(8.0, 0, math.inf, above=True)
-    """Nothing is removed if the flagged clients' mean update exceeds this many usual norms: their backdoor is then not
-    in the model."""
-    poisoned_pull: float = number(3.0, 0, math.inf, above=True)
-    """The model counts as clean at the start if the flagged clients' mean update exceeds this many usual norms."""
-    poisoned_similarity: float = number(0.6, 0, math.inf, above=True)
-    """The model counts as clean at the start if the flagged clients' updates have at least this mean cosine."""
-
     def __post_init__(self) -> None:
         check(self)
-
-
-@dataclass
-class _Memory:
-    """What the elimination remembers between rounds."""
-
-    initial_poison: float = 0.0
-    """The estimated norm of the backdoor that was in the model before the guard started."""
-    removed_norm: float = 0.0
-    """The norm removed since."""
-    removal_share: float = 1.0
-    """This share of a removal is carried out; it is halved whenever honest clients reversed one."""
-    honest_oppose: bool = False
-    """Whether accepted clients undo a backdoor themselves."""
-    estimates: list[float] = field(default_factory=list)
-    """The estimates of `initial_poison` from the last rounds with attackers."""
-    oppositions: list[float] = field(default_factory=list)
-    """The oppositions of these rounds."""
 
 
 class RollbackAndElimination(Elimination[SubmissionGraph, AgreementJudgement]):
@@ -97,9 +58,10 @@ class RollbackAndElimination(Elimination[SubmissionGraph, AgreementJudgement]):
     def __init__(self, settings: Any, seed: int) -> None:
         super().__init__(settings, seed)
         self.snapshots = Snapshots()
-        self.memory = _Memory()
         self.removed: Tensor | None = None
         """What was removed in the last round."""
+        self.removal_share = 1.0
+        """This share of a removal is carried out; it is halved whenever honest clients reverse one."""
 
     def step(self, round_: Round, evidence: SubmissionGraph, judgement: AgreementJudgement) -> Step:
         """The mean of the accepted updates, a rollback in its place, or the mean minus a removal."""
@@ -112,15 +74,17 @@ class RollbackAndElimination(Elimination[SubmissionGraph, AgreementJudgement]):
             vector = agreed.lerp(mean, judgement.learning)
         reversed_ = self._is_reversed(mean)
         if reversed_:
-            events.append(_reversed(self.memory.removal_share))
+            events.append(_reversed(self.removal_share))
         snapshot = self._snapshot_to_restore(evidence, judgement)
         if snapshot is not None:
             # The clients trained on the model that is given up, so that their updates are of no use.
             return Step(torch.zeros_like(vector), 0 * shares, shares, (*events, _rolled_back(snapshot)), snapshot.model)
         if self._may_remove(judgement) and not reversed_:
             away = judgement.colluding / judgement.colluding.sum() - shares
-            factor, poison = self._removal(round_, evidence, judgement, away, mean)
-            if factor > 0:
+            poison = round_.weighted_sum(away)
+            norm = norm_of(poison)
+            factor = self.removal_share * _REMOVED * min(1.0, judgement.usual_norm / norm) if norm > 0 else 0.0
+            if factor > _NEGLIGIBLE:
                 self.removed = factor * poison
                 vector, weights = vector - self.removed, shares - factor * away
                 events.append(_eliminated(norm_of(self.removed), judgement))
@@ -138,7 +102,7 @@ class RollbackAndElimination(Elimination[SubmissionGraph, AgreementJudgement]):
         removed, self.removed = self.removed, None
         reversed_ = removed is not None and cosine_of(step, removed.to(step)) > _DELIBERATE
         if reversed_:
-            self.memory.removal_share /= 2
+            self.removal_share /= 2
         return reversed_
 
     def _snapshot_to_restore(self, evidence: SubmissionGraph, judgement: AgreementJudgement) -> Snapshot | None:
@@ -159,68 +123,32 @@ class RollbackAndElimination(Elimination[SubmissionGraph, AgreementJudgement]):
         same_kind = judgement.heterogeneity < _HETEROGENEOUS and judgement.learning <= _MOSTLY_LEARNING
         return self.settings.eliminate and judgement.colluding.sum() > 1 and same_kind
 
-    def _removal(
-        self,
-        round_: Round,
-        evidence: SubmissionGraph,
-        judgement: AgreementJudgement,
-        away: Array,
-        step: Tensor,
-    ) -> tuple[float, Tensor]:
-        """The factor of the attackers' pull beyond the accepted `step` that is removed, and that pull."""
-        poison = round_.weighted_sum(away)
-        similarity = mean_pairwise_cosine(poison, step, evidence.norms[judgement.colluding])
-        opposed = opposition(poison, step)
-        norm = norm_of(poison)
-        if not norm > 0:
-            return 0.0, poison
-        usual = judgement.usual_norm
-        removed = self._removed_norm(norm, norm_of(step), usual, similarity, opposed)
-        return removed / norm, poison
-
-    def _removed_norm(self, poison: float, accepted: float, usual: float, similarity: float, opposed: float) -> float:
-        config, memory = self.settings, self.memory
-        estimate = initial_poison(
-            poison,
-            usual,
-            similarity,
-            allowance=config.elimination_allowance,
-            poisoned_pull=config.poisoned_pull,
-            poisoned_similarity=config.poisoned_similarity,
-        )
-        memory.estimates = [*memory.estimates, estimate][-_ESTIMATES:]
-        memory.oppositions = [*memory.oppositions, opposed][-_ESTIMATES:]
-        if len(memory.estimates) == _ESTIMATES:
-            memory.initial_poison = max(memory.initial_poison, float(np.median(memory.estimates)))
-            memory.honest_oppose = memory.honest_oppose or float(np.median(memory.oppositions)) > _DELIBERATE
-        if memory.honest_oppose:
-            norm = opposed_removal(poison, usual)
-        else:
-            norm = bounded_removal(
-                poison,
-                accepted,
-                usual,
-                memory.initial_poison - memory.removed_norm,
-                share=config.elimination_share,
-                bound=config.elimination_bound,
-                max_pull=config.max_pull,
-            )
-        memory.removed_norm += memory.removal_share * norm
-        return memory.removal_share * norm
-
     def state(self) -> SavedState:
         """Snapshots, and what was removed."""
         vector = {} if self.removed is None else {"removed": self.removed.cpu().numpy()}
         parts = {"snapshots": self.snapshots.state(), "last": SavedState({"removed": bool(vector)}, vector)}
-        return SavedState.joined(parts, {"memory": asdict(self.memory)})
+        return SavedState.joined(parts, {"removal_share": self.removal_share})
 
     def restore(self, state: SavedState) -> None:
         """Continue with saved snapshots."""
         self.snapshots.restore(state.part("snapshots"))
-        saved = state.values["memory"]
-        self.memory = _Memory(**{item.name: saved[item.name] for item in fields(_Memory)})
+        self.removal_share = float(state.values["removal_share"])
         last = state.part("last")
         self.removed = torch.from_numpy(last.arrays["removed"]) if last.values["removed"] else None
+
+
+def norm_of(vector: Tensor) -> float:
+    """The Euclidean norm."""
+    return float(torch.linalg.vector_norm(vector))
+
+
+def cosine_of(one: Tensor, other: Tensor) -> float:
+    """The cosine of two vectors; 0 where one of them is zero."""
+    first, second = one.double(), other.double()
+    product, squared, other_squared = (
+        np.array(float(a @ b)) for a, b in ((first, second), (first,) * 2, (second,) * 2)
+    )
+    return float(cosine(product, squared, other_squared))
 
 
 def _shares(num_examples: Array, accepted: Mask) -> Array:
