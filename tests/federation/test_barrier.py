@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from g2uardfl.federation.barrier import BadReplyError, Barrier, Envelope, Request, quoted
+from g2uardfl.core.text import quoted
+from g2uardfl.federation.barrier import BadReplyError, Barrier, Envelope, Request
 
 ASKED = [Request(node, f"to {node}") for node in (1, 2, 3)]
 
@@ -59,6 +60,12 @@ def test_a_bad_reply_costs_its_sender_the_round_and_nobody_else(envelopes, clien
 
 def test_a_late_reply_beside_one_on_time_is_ignored():
     assert sort([reply(1, "old", answers="to 7"), reply(1, "a"), reply(2), reply(3)]).usable[1] == "A"
+
+
+def test_a_reply_to_no_request_in_the_name_of_a_client_that_replies_or_is_silent_changes_nothing():
+    replies = sort([reply(1, "a"), reply(1, "forged", answers=""), reply(2, "forged", answers=""), reply(3, "c")])
+    assert replies.usable == {1: "A", 3: "C"}
+    assert replies.unusable == {2: "It did not reply in time."}
 
 
 def test_without_message_ids_the_senders_claim_identifies_the_node():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tracemalloc
 from unittest.mock import Mock
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'g2uardfl[flower]'")
 
-from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 import g2uardfl
 from g2uardfl.core.errors import StateError
@@ -118,6 +119,21 @@ def test_all_hostile_clients_together_leave_the_round_to_the_others():
     assert f"{len(hostile)} invalid" in line
     assert line.isprintable()
     assert len(line) < 2000
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint8, ">f4", np.float64, bool])
+def test_a_large_array_in_place_of_a_small_one_is_refused_before_it_is_copied(dtype):
+    large = array_record(MODEL)
+    large["0.bias"] = Array(np.ones(2_000_000, dtype))
+    reply = Message(content(large), reply_to=Message(RecordDict(), NEWCOMER, "train"))
+    strategy = AggregatorStrategy("fedavg")
+    strategy.current_arrays = array_record(MODEL)
+    tracemalloc.start()
+    strategy.aggregate_train(1, [reply])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert "of shape (2000000,) instead of" in strategy.verdicts[NEWCOMER].reason
+    assert peak < 1_000_000
 
 
 def test_a_reply_to_the_message_of_another_round_is_late():

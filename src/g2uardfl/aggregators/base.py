@@ -145,7 +145,7 @@ class Round:
     global_weights: Weights = field(default_factory=dict)
     """The whole global model as it was passed in, for rules that run models."""
     client_weights: Mapping[ClientId, Weights] = field(default_factory=dict)
-    """The whole model of each client as it was sent, for rules that run models."""
+    """The whole model of each client as tensors, for rules that run models."""
     number: int | None = None
     """The caller's number of this round, for reports; None lets a rule count for itself."""
 
@@ -362,7 +362,7 @@ def _read_round(
         messages.num_examples,
         messages.buffers,
         global_weights,
-        {client: client_weights[client] for client in messages.clients},
+        messages.weights,
         None if number is None else int(number),
     )
     return round_, excluded, messages.note

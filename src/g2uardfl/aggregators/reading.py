@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..core.layout import BadWeightsError, ModelLayout, Weights, largest_usable
 from ..core.numerics import Array
+from ..core.text import failure, quoted
 from ..core.threads import in_parallel, one_thread
 from ..core.updates import SentUpdates
 from .buffers import screen
@@ -34,6 +35,8 @@ class Messages:
     global_vector: Tensor
     updates: SentUpdates
     num_examples: Array
+    weights: dict[ClientId, dict[str, Tensor]]
+    """The whole model of each usable message, as it was checked: a client's mapping is read only once."""
     buffers: tuple[dict[str, Tensor], ...]
     """Statistics and counters of the usable messages."""
     invalid: dict[ClientId, str]
@@ -76,8 +79,8 @@ def read_messages(
         try:
             examples = 1.0 if num_examples is None else _checked_examples(num_examples.get(client))
             return _Message(layout.check(client_weights[client]), examples)
-        except BadWeightsError as error:
-            return f"The client {error}."
+        except Exception as error:
+            return _unusable(error)
 
     def checked(message: _Message | str) -> dict[str, Tensor] | str:
         if isinstance(message, str):
@@ -86,8 +89,8 @@ def read_messages(
             if check:
                 _check_finite(layout, message.weights, global_vector, global_norm)
             return layout.buffer_values(message.weights)
-        except BadWeightsError as error:
-            return f"The client {error}."
+        except Exception as error:
+            return _unusable(error)
 
     messages = {client: opened(client) for _, client in sorted(map(_canonical, client_weights))}
     # Without the check there is too little work for threads.
@@ -106,20 +109,29 @@ def read_messages(
     malicious = {client: f"Its {found}." for client, found in outliers.items() if found.flagged}
     outliers = {client: found for client, found in outliers.items() if not found.flagged}
     buffers = {client: values for client, values in buffers.items() if client not in malicious}
-    usable = [message for client, message in messages.items() if client in buffers and isinstance(message, _Message)]
-    updates = SentUpdates(layout, global_vector, [message.weights for message in usable], check=not check)
-    examples = np.array([message.examples for message in usable], dtype=np.float64)
+    usable = {client: it for client, it in messages.items() if client in buffers and isinstance(it, _Message)}
+    weights = {client: message.weights for client, message in usable.items()}
+    updates = SentUpdates(layout, global_vector, list(weights.values()), check=not check)
+    examples = np.array([message.examples for message in usable.values()], dtype=np.float64)
     bounded = [f"Client {client!r}: {found}; it counts only up to a limit." for client, found in outliers.items()]
     return Messages(
         tuple(buffers),
         global_vector,
         updates,
         examples,
+        weights,
         tuple(buffers.values()),
         invalid,
         malicious,
         _abbreviated(bounded),
     )
+
+
+def _unusable(error: Exception) -> str:
+    """Why a message is unusable. What reading it raises depends on the client, so that it can be any exception."""
+    if isinstance(error, BadWeightsError):
+        return f"The client {error}."
+    return f"The client sent what cannot be read ({failure(error)})."
 
 
 def _abbreviated(remarks: list[str]) -> str:
@@ -154,7 +166,7 @@ def _checked_examples(value: object) -> float:
     except (TypeError, ValueError, OverflowError):
         examples = math.nan
     if not 0 <= examples < 1e15:
-        raise BadWeightsError(f"says it trained on {value!r} samples")
+        raise BadWeightsError(f"says it trained on {quoted(value)} samples")
     return examples
 
 

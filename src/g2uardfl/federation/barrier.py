@@ -12,14 +12,12 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from ..aggregators.base import ClientId
+from ..core.text import quoted
 
 Message = TypeVar("Message")
 """A message of the framework."""
 Content = TypeVar("Content")
 """What is read from a usable message."""
-
-_LONGEST = 200
-"""Characters of a client's text that are quoted: enough for an error message, and a line of a log stays readable."""
 
 
 class BadReplyError(ValueError):
@@ -94,14 +92,15 @@ class Barrier(Generic[Message, Content]):
         on_time: dict[int, list[Envelope[Message]]] = {}
         late: set[int] = set()
         for envelope in envelopes:
-            if envelope.answers in node_of:
-                # The request identifies the node better than the sender's claim: the server of the framework may have
-                # reported the failure of a node that it lost.
-                on_time.setdefault(node_of[envelope.answers], []).append(envelope)
-            elif node_of and envelope.answers:
-                late.add(envelope.node)
-            else:
-                on_time.setdefault(envelope.node, []).append(envelope)
+            # The request identifies the node better than the sender's claim: the server of the framework may have
+            # reported the failure of a node that it lost, and a reply to no request may claim to be anybody's.
+            node = node_of.get(envelope.answers, envelope.node)
+            if envelope.answers in node_of or not node_of:
+                on_time.setdefault(node, []).append(envelope)
+            elif envelope.answers:
+                late.add(node)
+            elif node not in asked:
+                on_time[node] = [envelope]
         found: list[tuple[ClientId, Content | _Unusable, int]]
         found = [(*self._opened(node, replies, asked), node) for node, replies in on_time.items()]
         for node in (late | asked) - on_time.keys():
@@ -135,16 +134,6 @@ class Barrier(Generic[Message, Content]):
 @dataclass(frozen=True)
 class _Unusable:
     reason: str
-
-
-def quoted(text: object) -> str:
-    r"""A client's text as a printable literal of limited length.
-
-    >>> print(quoted("two" + chr(9) + "words"))
-    'two\twords'
-    """
-    literal = ascii(text)
-    return literal if len(literal) <= _LONGEST else f"{literal[:_LONGEST]}..."
 
 
 def _last_line(error: str) -> str:

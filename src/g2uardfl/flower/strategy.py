@@ -23,6 +23,7 @@ from .. import aggregators
 from ..aggregators.base import AggregationResult, Aggregator, ClientId, RoundObserver, RoundReport, Verdict, model_kept
 from ..core.errors import ConfigError, StateError
 from ..core.layout import ModelLayout
+from ..core.text import shortened
 from ..federation import log
 from ..federation.audit import DECISIONS, MAX_BYTES, AuditWriter
 from ..federation.barrier import Barrier, Replies
@@ -277,7 +278,7 @@ class AggregatorStrategy(FedAvg):
             return None, RoundReport(verdicts, kept.message, (kept,))
         result = self._aggregated(model, received.usable, number)
         verdicts |= {
-            client: replace(verdict, reason=log.shortened(verdict.reason, _LONGEST_REASON))
+            client: replace(verdict, reason=shortened(verdict.reason, _LONGEST_REASON))
             for client, verdict in result.verdicts.items()
         }
         report = replace(result.report, verdicts=verdicts)
