@@ -139,7 +139,8 @@ class Round:
     sent: Tensor | SentUpdates
     """The updates, for rules that need only some columns at a time: `sent[:, columns]`."""
     num_examples: Array
-    """The number of training samples that each client reports; ones where it was not requested."""
+    """The number of training samples that each client reports, capped against the median of the round; ones where it
+    was not requested."""
     buffers: tuple[dict[str, Tensor], ...] = ()
     """Each client's statistics and counters."""
     global_weights: Weights = field(default_factory=dict)
@@ -249,7 +250,8 @@ class Aggregator(ABC):
             Client id (an int or a str) -> a mapping like `global_weights`. A client that sends anything else is
             "invalid" in the verdicts and does not disturb the others.
         num_examples
-            Client id -> number of training samples, for the rules that weigh by it (default: None).
+            Client id -> number of training samples, for the rules that weigh by it. A number above eight times the
+            median of the round counts as that much, if there are at least three clients (default: None).
         min_updates
             With fewer usable updates than this the model is kept and the rule is not asked (default: 1).
         observers

@@ -19,6 +19,7 @@ from ..core.numerics import Array
 from ..core.text import failure, quoted
 from ..core.threads import in_parallel, one_thread
 from ..core.updates import SentUpdates
+from ._shares import capped
 from .buffers import screen
 
 ClientId: TypeAlias = int | str
@@ -35,6 +36,7 @@ class Messages:
     global_vector: Tensor
     updates: SentUpdates
     num_examples: Array
+    """The sample counts, capped against their median."""
     weights: dict[ClientId, dict[str, Tensor]]
     """The whole model of each usable message, as it was checked: a client's mapping is read only once."""
     buffers: tuple[dict[str, Tensor], ...]
@@ -44,7 +46,7 @@ class Messages:
     malicious: dict[ClientId, str]
     """Client -> one sentence on how its statistics or counters show that it lies."""
     note: str
-    """A remark on clients whose statistics or counters are suspicious."""
+    """A remark on clients whose statistics, counters or sample counts are suspicious."""
 
 
 @dataclass(frozen=True)
@@ -112,8 +114,14 @@ def read_messages(
     usable = {client: it for client, it in messages.items() if client in buffers and isinstance(it, _Message)}
     weights = {client: message.weights for client, message in usable.items()}
     updates = SentUpdates(layout, global_vector, list(weights.values()), check=not check)
-    examples = np.array([message.examples for message in usable.values()], dtype=np.float64)
+    reported = np.array([message.examples for message in usable.values()], dtype=np.float64)
+    examples = capped(reported)
     bounded = [f"Client {client!r}: {found}; it counts only up to a limit." for client, found in outliers.items()]
+    excessive = [
+        f"Client {client!r} reports {count:.3g} samples, which count as {limit:.3g}."
+        for client, count, limit in zip(usable, reported, examples, strict=True)
+        if count > limit
+    ]
     return Messages(
         tuple(buffers),
         global_vector,
@@ -123,7 +131,7 @@ def read_messages(
         tuple(buffers.values()),
         invalid,
         malicious,
-        _abbreviated(bounded),
+        " ".join(filter(None, map(_abbreviated, (bounded, excessive)))),
     )
 
 
