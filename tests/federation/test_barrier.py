@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from g2uardfl.core.text import quoted
+from g2uardfl.federation import barrier
 from g2uardfl.federation.barrier import BadReplyError, Barrier, Envelope, Request
 
 ASKED = [Request(node, f"to {node}") for node in (1, 2, 3)]
@@ -91,6 +92,21 @@ def test_a_silent_node_keeps_the_name_of_its_last_reply():
     assert replies.unusable == {"client a": "It did not reply in time."}
 
 
+def test_the_longest_identities_are_usable():
+    assert list(sort([reply(1)], identity=lambda text: "x" * 200, requests=ASKED[:1]).usable) == ["x" * 200]
+    assert list(sort([reply(1)], identity=lambda text: 2**64 - 1, requests=ASKED[:1]).usable) == [2**64 - 1]
+
+
+def test_only_so_many_names_are_remembered(monkeypatch):
+    monkeypatch.setattr(barrier, "_MOST_NAMES", 2)
+    sorter = Barrier(read, lambda text: f"client {text}")
+    sorter.sort(ASKED, [reply(1, "a"), reply(2, "b"), reply(3, "c")])
+    assert sorted(sorter.sort(ASKED, []).unusable, key=str) == [1, "client b", "client c"]
+    for number in range(50):
+        sorter.sort([Request(number, "")], [Envelope(number, "", "x")])
+    assert len(sorter._names) == 2
+
+
 def fails(text: str) -> str:
     raise KeyError("name\n" * 1000)
 
@@ -102,6 +118,9 @@ def fails(text: str) -> str:
         (lambda text: [1, 2], "was identified as a list"),
         (lambda text: True, "was identified as a bool"),
         (lambda text: None, "was identified as a NoneType"),
+        (lambda text: "x" * 201, "was identified by 201 characters, more than 200"),
+        (lambda text: 2**64, "was identified by an integer of 65 bits"),
+        (lambda text: -(10**5000), "was identified by an integer of"),
     ],
 )
 def test_a_client_that_cannot_be_identified_is_unusable_under_its_node_id(identity, reason):

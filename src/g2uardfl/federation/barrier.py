@@ -20,6 +20,15 @@ Content = TypeVar("Content")
 """What is read from a usable message."""
 
 
+LONGEST_IDENTITY = 200
+"""Characters of a client's identity, which is kept in the state and in every line of the audit; a public key in
+hexadecimal digits has 182."""
+_IDENTITY_BITS = 64
+"""Bits of an identity that is an int; Flower's node ids have 64."""
+_MOST_NAMES = 10_000
+"""Nodes whose identity is remembered, for rounds in which they do not reply; the ones heard last are kept."""
+
+
 class BadReplyError(ValueError):
     """A reply cannot be used; the message completes a sentence that begins with "It"."""
 
@@ -125,10 +134,17 @@ class Barrier(Generic[Message, Content]):
                 raise BadReplyError("replied in the name of another node")
             content = self._read(reply.message)
             if self._identity is not None:
-                client = self._names[node] = _identified(self._identity, reply.message)
+                client = _identified(self._identity, reply.message)
+                self._remember(node, client)
         except BadReplyError as error:
             return client, _Unusable(f"It {error}.")
         return client, content
+
+    def _remember(self, node: int, client: ClientId) -> None:
+        self._names.pop(node, None)
+        self._names[node] = client
+        if len(self._names) > _MOST_NAMES:
+            del self._names[next(iter(self._names))]
 
 
 @dataclass(frozen=True)
@@ -149,6 +165,10 @@ def _identified(identity: Callable[[Message], ClientId], message: Message) -> Cl
         raise BadReplyError(f"could not be identified ({quoted(str(error))})") from error
     if not isinstance(client, int | str) or isinstance(client, bool):
         raise BadReplyError(f"was identified as a {type(client).__name__}, not as an int or a str")
+    if isinstance(client, str) and len(client) > LONGEST_IDENTITY:
+        raise BadReplyError(f"was identified by {len(client)} characters, more than {LONGEST_IDENTITY}")
+    if isinstance(client, int) and client.bit_length() > _IDENTITY_BITS:
+        raise BadReplyError(f"was identified by an integer of {client.bit_length()} bits")
     return client
 
 
