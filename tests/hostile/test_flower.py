@@ -15,7 +15,6 @@ from helpers.hostile import HONEST, UNUSABLE, WELL_FORMED, Hostile, Lie, always,
 from helpers.models import batch_norm_model, flat, same
 from helpers.rules import RULES, make
 
-
 LIBRARY_ONLY = {"a huge array", "a list", "a mapping that cannot be read"}
 """The encoder would write all 4 TB of the first, and turns the others into an honest submission."""
 

@@ -25,9 +25,14 @@ def tolerant(grid: Grid) -> Grid:
 
     A simulation never encodes messages, and a third party's grid may send and receive in its own way.
     """
+    return TolerantGrid(grid) if is_networked(grid) and not isinstance(grid, TolerantGrid) else grid
+
+
+def is_networked(grid: Grid) -> bool:
+    """Whether `grid` is one of Flower's that reaches clients over a network."""
     kind = type(grid)
-    networked = kind.__module__.startswith("flwr.") and kind.__name__ != "InMemoryGrid"
-    return TolerantGrid(grid) if networked else grid
+    known = kind.__module__.startswith("flwr.") and kind.__name__ != "InMemoryGrid"
+    return known or isinstance(grid, TolerantGrid)
 
 
 class TolerantGrid(Grid):
