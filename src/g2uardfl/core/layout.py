@@ -260,12 +260,13 @@ def as_tensor(value: object) -> Tensor:
     if isinstance(value, Tensor):
         return value.detach()
     array = np.asarray(value)
-    if not array.dtype.isnative or any(stride < 0 for stride in array.strides) or not array.flags.writeable:
-        array = array.astype(array.dtype.newbyteorder("="), copy=True)
-    if array.dtype.kind == "u" and array.dtype.itemsize > 1:
-        array = array.astype(np.int64)
-    if array.dtype == np.longdouble and array.dtype != np.float64:
-        array = array.astype(np.float64)
+    dtype = array.dtype.newbyteorder("=")
+    if dtype.kind == "u" and dtype.itemsize > 1:
+        dtype = np.dtype(np.int64)
+    elif dtype == np.longdouble:
+        dtype = np.dtype(np.float64)
+    if dtype != array.dtype or any(stride < 0 for stride in array.strides) or not array.flags.writeable:
+        array = array.astype(dtype, copy=True)
     return torch.from_numpy(array)
 
 
