@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -176,11 +177,12 @@ def test_evaluation_ignores_unusable_replies():
         reply(RecordDict({"m": MetricRecord({"acc": 1.0})})),
         reply(RecordDict({"m": MetricRecord({"num-examples": float("inf"), "acc": 1.0})})),
         reply(RecordDict({"m": MetricRecord({"num-examples": 5, "acc": [1.0]})})),
+        Mock(spec=Message, has_error=Mock(side_effect=RuntimeError("unreadable"))),
     ]
     strategy = G2uardFLStrategy()
     with log_lines() as lines:
         metrics = strategy.aggregate_evaluate(1, [*bad, *good])
     assert metrics == MetricRecord({"acc": 0.75, "g2uardfl-metrics-left-out": 0})
-    assert "ignored 4 of 7" in lines[0]
+    assert "ignored 5 of 8" in lines[0]
     assert strategy.aggregate_evaluate(1, []) is None
     assert strategy.aggregate_evaluate(1, bad[:1]) is None

@@ -21,6 +21,7 @@ from ..core.layout import ModelLayout, Weights
 from ..core.numerics import Array
 from ..core.settings import NoSettings, build
 from ..core.state_files import SavedState
+from ..core.text import escaped
 from ..core.updates import SentUpdates, UpdateCheckError, weighted_mean, weighted_sum
 from .buffers import robust_mean
 from .reading import ClientId as ClientId
@@ -308,7 +309,7 @@ class Aggregator(ABC):
             },
         )
         for event in outcome.events:
-            logger.log(logging.INFO if decided else logging.WARNING, "%s: %s", self.name, event.message)
+            logger.log(logging.INFO if decided else logging.WARNING, "%s: %s", self.name, escaped(event.message))
         for observe in observers if decided else ():
             observe(round_, outcome)
         return AggregationResult(weights, report, decided)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from ..aggregators.base import ClientId
-from ..core.text import quoted
+from ..core.text import failure, quoted
 
 Message = TypeVar("Message")
 """A message of the framework."""
@@ -138,6 +138,9 @@ class Barrier(Generic[Message, Content]):
                 self._remember(node, client)
         except BadReplyError as error:
             return client, _Unusable(f"It {error}.")
+        except Exception as error:
+            # A client wrote what is read here, so that reading it can raise almost anything.
+            return client, _Unusable(f"It sent what cannot be read ({failure(error)}).")
         return client, content
 
     def _remember(self, node: int, client: ClientId) -> None:

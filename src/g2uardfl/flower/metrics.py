@@ -15,7 +15,6 @@ from ..aggregators.base import RoundReport
 from ..core.numerics import Array
 from ..core.text import failure
 from ..federation.audit import DECISIONS
-from ..federation.barrier import BadReplyError
 from .replies import read_metrics
 
 logger = logging.getLogger("flwr.g2uardfl")
@@ -33,11 +32,12 @@ _REACH = 2.0
 
 def has_metrics(reply: Message, weighted_by_key: str) -> bool:
     """Whether the reply holds one usable `MetricRecord`."""
-    if reply.has_error() or not reply.has_content():
-        return False
     try:
+        if reply.has_error() or not reply.has_content():
+            return False
         read_metrics(list(reply.content.metric_records.values()), weighted_by_key)
-    except BadReplyError:
+    except Exception:
+        # A client wrote what is read here, so that reading it can raise almost anything.
         return False
     return True
 
