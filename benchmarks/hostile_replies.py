@@ -3,9 +3,10 @@
     python benchmarks/hostile_replies.py
 
 Ten honest clients reply with a model of 1.2 million parameters, and one hostile client with something else, to a server
-with FedAvg, so that the numbers are those of reading replies and not those of a defence. Each kind is read in a process of its own. "bytes" is the size of the reply, which Flower holds before the strategy sees it;
-"peak" and "seconds" are memory and time beyond those of the round without it. The command fails if the round is lost,
-or if the peak is above the stated bound: the reply's own bytes, one model, and 8 MB for what Python itself allocates.
+with FedAvg, so that the numbers are those of reading replies and not those of a defence. Each kind is read in a process
+of its own. "bytes" is the size of the reply, which Flower holds before the strategy sees it; "peak" and "seconds" are
+memory and time beyond those of the round without it. The command fails if the round is lost, or if the peak is above
+the stated bound: the reply's own bytes, one model, and 8 MB for what Python itself allocates.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ replies, writes the audit and saves the state; an `Aggregator` decides about the
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import logging
 import os
@@ -19,7 +18,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
-from .. import aggregators
 from ..aggregators.base import AggregationResult, Aggregator, ClientId, RoundObserver, RoundReport, Verdict, model_kept
 from ..core.errors import ConfigError, StateError
 from ..core.layout import ModelLayout
@@ -33,6 +31,7 @@ from .arrays import RecordWeights, encode, loaded_record, saved_record
 from .grid import is_networked, tolerant
 from .metrics import MetricsFn, add_round, averaged, has_metrics, robust_average
 from .replies import Identity, Reply, envelope, read_reply, request
+from .rules import rule_of
 
 logger = logging.getLogger("flwr.g2uardfl")
 """Below Flower's own logger, so that its lines appear where Flower's do."""
@@ -144,7 +143,7 @@ class AggregatorStrategy(FedAvg):
             train_metrics_aggr_fn=train_metrics_aggr_fn or robust_average,
             evaluate_metrics_aggr_fn=evaluate_metrics_aggr_fn or robust_average,
         )
-        self.aggregator = _rule(aggregator, rule_settings)
+        self.aggregator = rule_of(aggregator, rule_settings, inspect.signature(AggregatorStrategy).parameters)
         self.min_replies = min_replies
         if min_replies is not None and min_replies < 1:
             raise ConfigError(f"min_replies={min_replies!r} is not allowed: it must be a whole number of at least 1")
@@ -351,22 +350,3 @@ class AggregatorStrategy(FedAvg):
             ignored = len(received) - len(usable)
             logger.warning("aggregate_evaluate: ignored %d of %d replies as unusable", ignored, len(received))
         return averaged(usable, self.weighted_by_key, self.evaluate_metrics_aggr_fn)
-
-
-def _rule(aggregator: str | Aggregator, settings: Mapping[str, Any]) -> Aggregator:
-    """The rule of a strategy; a misspelt keyword of the strategy itself is named in the error, too."""
-    if not isinstance(aggregator, str):
-        if settings:
-            raise ConfigError(
-                "Pass settings only together with a rule name; an Aggregator object is already configured."
-            )
-        return aggregator
-    try:
-        return aggregators.create(aggregator, **settings)
-    except (ConfigError, TypeError) as error:
-        known = inspect.signature(AggregatorStrategy).parameters
-        for name in settings:
-            meant = difflib.get_close_matches(name, known, 1, 0.8)
-            if meant and repr(name) in str(error):
-                raise ConfigError(f"unknown setting {name!r}: did you mean {meant[0]}?") from None
-        raise
