@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import suppress
 from io import BytesIO
 
@@ -71,6 +72,13 @@ def test_fields_of_any_type_are_read_or_bad(field, value):
     setattr(array, field, value)
     with suppress(BadWeightsError):
         assert decode(array).tolist() == GOOD.tolist()
+
+
+def test_no_warning_quotes_what_a_client_wrote():
+    with warnings.catch_warnings(record=True) as caught, suppress(BadWeightsError):
+        warnings.simplefilter("always")
+        decode(raw(header(r"{'descr': '\:', 'fortran_order': False, 'shape': ()}")))
+    assert not caught
 
 
 def test_floats_are_not_copied():
