@@ -99,7 +99,8 @@ def serve(folder: Path, rounds: int, hostile: bool, disk_full: bool) -> None:
         asked = Message(RecordDict({"config": ConfigRecord({"round": number})}), node, "train")
         return Message(content, reply_to=asked)
 
-    for number in range(strategy.rounds_done + 1, rounds + 1):
+    before = strategy.rounds_done
+    for number in range(before + 1, rounds + 1):
         is_full = disk_full and number % _DISK_FULL_EVERY >= _DISK_FULL_EVERY - _DISK_FULL_FOR
         _limit_file_size(1000 if is_full else None)
         weights = {name: value.numpy() for name, value in state_dict(arrays).items()}
@@ -113,7 +114,7 @@ def serve(folder: Path, rounds: int, hostile: bool, disk_full: bool) -> None:
             for place, content in enumerate(hostile_replies(weights, number)):
                 replies.append(sent_by(10**9 + 3 * number + place, content, number))
         strategy.current_arrays = arrays
-        new, _ = strategy.aggregate_train(number, replies)
+        new, _ = strategy.aggregate_train(number - before, replies)
         arrays = arrays if new is None else new
         if number % 100 == 0:
             resident = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 1e6
@@ -140,10 +141,9 @@ def run(folder: Path, rounds: int, *, hostile: bool, kills: int = 0, disk_full: 
             assert process.stdout is not None
             process.stdout.readline()
             if killed < kills:
-                # Longer from one to the next, so that all moments of a round come up and the run gets ahead.
-                with_patience = rng.uniform(0.0, 3.0)
+                # Up to a hundred rounds, so that all moments of a round come up and the run gets ahead.
                 try:
-                    process.wait(with_patience)
+                    process.wait(rng.uniform(0.0, 3.0))
                 except subprocess.TimeoutExpired:
                     process.kill()
                     killed += 1

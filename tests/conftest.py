@@ -18,9 +18,10 @@ from helpers.processes import LeftoverProcesses
 torch.set_num_threads(1)
 
 # The same examples in every run, so that only a change of the code changes the result. HYPOTHESIS_PROFILE=explore
-# tries new ones.
+# tries new ones, and HYPOTHESIS_PROFILE=fuzz a hundred times as many.
 hypothesis.settings.register_profile("repeatable", derandomize=True)
 hypothesis.settings.register_profile("explore", derandomize=False)
+hypothesis.settings.register_profile("fuzz", derandomize=False, max_examples=10_000)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 

@@ -35,3 +35,30 @@ def test_counters_and_running_statistics_are_averaged_and_keep_their_dtype():
     np.testing.assert_allclose(result.weights["1.running_mean"].numpy(), 1.7, rtol=1e-6)
     assert int(result.weights["1.num_batches_tracked"]) == 12
     assert result.weights["1.num_batches_tracked"].dtype == torch.int64
+
+
+def counted(*counts):
+    """The weights that FedAvg gives clients with these sample counts, and the note of the round."""
+    model = {"w": np.zeros(1, np.float64)}
+    sent = {client: {"w": np.ones(1)} for client in range(len(counts))}
+    result = FedAvg().aggregate(model, sent, dict(enumerate(counts)))
+    return [verdict.weight for verdict in result.verdicts.values()], result.note
+
+
+def test_one_of_ten_that_reports_any_number_of_samples_has_less_than_half_of_the_average():
+    weights, note = counted(*[100] * 9, 9 * 10**14)
+    assert weights == pytest.approx([1 / 17] * 9 + [8 / 17])
+    assert note == "Client 9 reports 9e+14 samples, which count as 800."
+
+
+def test_the_limit_depends_on_the_honest_majority():
+    weights, _ = counted(100, 110, 120, 130, 0, 10**14, 10**14)
+    assert weights[-1] == pytest.approx(960 / (460 + 2 * 960))
+
+
+@pytest.mark.parametrize("counts", [(1, 10**6), (10, 20, 50, 40), (0, 0, 0), (7,)])
+def test_counts_within_the_limit_or_without_a_majority_are_believed(counts):
+    weights, note = counted(*counts)
+    total = sum(counts)
+    assert weights == pytest.approx([count / total if total else 1 / len(counts) for count in counts])
+    assert not note

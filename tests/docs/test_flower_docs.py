@@ -63,7 +63,7 @@ def test_the_red_team_app_of_the_page_can_be_built():
 
 
 def test_every_setting_of_the_table_exists_with_its_default():
-    own = {"min_replies": "min_train_nodes", "timeout": 3600, "audit_max_bytes": MAX_BYTES, "seed": "drawn"}
+    own = {"min_replies": "half of the clients asked", "timeout": 3600, "audit_max_bytes": MAX_BYTES, "seed": "drawn"}
     defaults = {**G2uardFL().configuration(), **own}
     table = PAGE.partition("## Settings worth changing")[2].partition("Every keyword of")[0]
     rows = re.findall(r"^\| (`.*?) \| (.*?) \|", table, flags=re.M)

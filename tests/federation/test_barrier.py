@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from g2uardfl.federation.barrier import BadReplyError, Barrier, Envelope, Request, quoted
+from g2uardfl.core.text import quoted
+from g2uardfl.federation import barrier
+from g2uardfl.federation.barrier import BadReplyError, Barrier, Envelope, Request
 
 ASKED = [Request(node, f"to {node}") for node in (1, 2, 3)]
 
@@ -18,6 +20,8 @@ def reply(node: int, text: str = "model", answers: str | None = None, **options)
 def read(text: str) -> str:
     if text == "nonsense":
         raise BadReplyError("sent nonsense")
+    if text == "recursion":
+        raise RecursionError("too\ndeep")
     return text.upper()
 
 
@@ -42,6 +46,7 @@ def test_usable_replies_are_read_and_kept_by_client():
         ([reply(8, answers="")], 8, "It replied without being asked."),
         ([reply(2, answers="to 1")], 1, "It replied in the name of another node."),
         ([reply(1, "nonsense")], 1, "It sent nonsense."),
+        ([reply(1, "recursion")], 1, r"It sent what cannot be read (RecursionError: 'too\ndeep')."),
         (
             [reply(1, error="Traceback\n  a secret\nValueError: no\x00 data")],
             1,
@@ -59,6 +64,12 @@ def test_a_bad_reply_costs_its_sender_the_round_and_nobody_else(envelopes, clien
 
 def test_a_late_reply_beside_one_on_time_is_ignored():
     assert sort([reply(1, "old", answers="to 7"), reply(1, "a"), reply(2), reply(3)]).usable[1] == "A"
+
+
+def test_a_reply_to_no_request_in_the_name_of_a_client_that_replies_or_is_silent_changes_nothing():
+    replies = sort([reply(1, "a"), reply(1, "forged", answers=""), reply(2, "forged", answers=""), reply(3, "c")])
+    assert replies.usable == {1: "A", 3: "C"}
+    assert replies.unusable == {2: "It did not reply in time."}
 
 
 def test_without_message_ids_the_senders_claim_identifies_the_node():
@@ -84,6 +95,21 @@ def test_a_silent_node_keeps_the_name_of_its_last_reply():
     assert replies.unusable == {"client a": "It did not reply in time."}
 
 
+def test_the_longest_identities_are_usable():
+    assert list(sort([reply(1)], identity=lambda text: "x" * 200, requests=ASKED[:1]).usable) == ["x" * 200]
+    assert list(sort([reply(1)], identity=lambda text: 2**64 - 1, requests=ASKED[:1]).usable) == [2**64 - 1]
+
+
+def test_only_so_many_names_are_remembered(monkeypatch):
+    monkeypatch.setattr(barrier, "_MOST_NAMES", 2)
+    sorter = Barrier(read, lambda text: f"client {text}")
+    sorter.sort(ASKED, [reply(1, "a"), reply(2, "b"), reply(3, "c")])
+    assert sorted(sorter.sort(ASKED, []).unusable, key=str) == [1, "client b", "client c"]
+    for number in range(50):
+        sorter.sort([Request(number, "")], [Envelope(number, "", "x")])
+    assert len(sorter._names) == 2
+
+
 def fails(text: str) -> str:
     raise KeyError("name\n" * 1000)
 
@@ -95,6 +121,9 @@ def fails(text: str) -> str:
         (lambda text: [1, 2], "was identified as a list"),
         (lambda text: True, "was identified as a bool"),
         (lambda text: None, "was identified as a NoneType"),
+        (lambda text: "x" * 201, "was identified by 201 characters, more than 200"),
+        (lambda text: 2**64, "was identified by an integer of 65 bits"),
+        (lambda text: -(10**5000), "was identified by an integer of"),
     ],
 )
 def test_a_client_that_cannot_be_identified_is_unusable_under_its_node_id(identity, reason):

@@ -48,6 +48,13 @@ def test_a_quiet_round_has_counts_alone():
     )
 
 
+def test_line_breaks_and_control_characters_of_clients_are_escaped():
+    verdicts = {"evil\n\x1b[31m2026 ERROR": Verdict("malicious", "Similar to 'a\nb'.")}
+    line = log.line("g2uardfl", 1, RoundReport(verdicts, "About \u2028 x\r."), 0.0)
+    assert line.isprintable()
+    assert "evil\\n\\x1b[31m2026 ERROR: Similar to 'a\\nb'" in line
+
+
 def test_the_first_clients_of_each_decision_are_named_with_shortened_reasons():
     verdicts = {client: Verdict("malicious", "x" * 5000) for client in range(10)}
     verdicts["late"] = Verdict("invalid", "It did not reply in time.")

@@ -20,8 +20,8 @@ def converged():
     return start_weights(task, RunConfig().resolved(task.defaults))
 
 
-def found(model, rule="g2uardfl", clients=10, min_replies=5, persistent_ids=True, **settings):
-    options = {"clients": clients, "min_replies": min_replies, "persistent_ids": persistent_ids}
+def found(model, rule="g2uardfl", clients=10, min_replies=5, persistent_ids=True, is_real=False, **settings):
+    options = {"clients": clients, "min_replies": min_replies, "persistent_ids": persistent_ids, "is_real": is_real}
     return weaknesses(create(rule, **settings), model, layout=ModelLayout.of(model), **options)
 
 
@@ -39,11 +39,18 @@ def test_a_sound_federation_has_no_weakness(converged, settings):
         ({"window": 40}, "use at least 50"),
         ({"persistent_ids": False}, "a client that restarts gets a new id"),
         ({"min_replies": 10}, "one failing client stops the training"),
+        ({"is_real": True}, "A fixed seed is set"),
+        ({"is_real": True, "rule": "flame"}, "A fixed seed is set"),
     ],
 )
 def test_each_condition_is_one_sentence(converged, changed, sentence):
     (only,) = found(converged, **{"seed": 0, **changed})
     assert sentence in only
+
+
+@pytest.mark.parametrize("rule", ["g2uardfl", "flame", "median"])
+def test_a_real_federation_without_a_fixed_seed_has_no_weakness(converged, rule):
+    assert found(converged, rule=rule, is_real=True) == []
 
 
 def test_buffers_are_named(converged):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
+from contextlib import suppress
 from io import BytesIO
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'g2uardfl[flower]'")
 
@@ -20,6 +20,8 @@ from g2uardfl.core.state_files import SavedState
 from g2uardfl.flower import array_record, state_dict
 from g2uardfl.flower.arrays import RecordWeights, decode, encode, loaded_record, saved_record
 from helpers.flower import raw
+
+GOOD = np.arange(3, dtype=np.float32)
 
 
 def saved(array: np.ndarray, **options) -> bytes:
@@ -56,6 +58,27 @@ def test_arrays_in_fortran_order_are_read_in_the_right_order():
     sent = Array(array)
     assert b"'fortran_order': True" in sent.data
     assert torch.equal(decode(sent), torch.from_numpy(np.ascontiguousarray(array)))
+
+
+def test_a_single_number_in_fortran_order_is_read():
+    text = "{'descr': '<f4', 'fortran_order': True, 'shape': ()}"
+    assert decode(raw(header(text) + np.float32(2.5).tobytes())).item() == 2.5
+
+
+@pytest.mark.parametrize("field", ["data", "stype", "dtype"])
+@pytest.mark.parametrize("value", [None, 7, [], "\x00", b""])
+def test_fields_of_any_type_are_read_or_bad(field, value):
+    array = Array(GOOD)
+    setattr(array, field, value)
+    with suppress(BadWeightsError):
+        assert decode(array).tolist() == GOOD.tolist()
+
+
+def test_no_warning_quotes_what_a_client_wrote():
+    with warnings.catch_warnings(record=True) as caught, suppress(BadWeightsError):
+        warnings.simplefilter("always")
+        decode(raw(header(r"{'descr': '\:', 'fortran_order': False, 'shape': ()}")))
+    assert not caught
 
 
 def test_floats_are_not_copied():
@@ -117,7 +140,6 @@ def test_an_incomplete_saved_record_is_refused(values):
         loaded_record(SavedState(values, {}))
 
 
-GOOD = np.arange(3, dtype=np.float32)
 BAD = {
     "nothing": raw(b""),
     "garbage": raw(b"\x00\xff garbage" * 100),
@@ -143,6 +165,10 @@ BAD = {
     "deep nesting": raw(header("(" * 9000)),
     "a long header": raw(header(" " * 60000)),
     "an expression": raw(header("__import__('os').getpid()")),
+    "a size that is a bool": claim("(True, 20)", size=80),
+    "a size that is a word": claim("('3',)"),
+    "sizes whose product overflows": claim(f"(0, {2**40 - 1}, {2**40 - 1}, {2**40 - 1})", size=0),
+    "a header of 400 MB": raw(b"\x93NUMPY\x02\x00" + (4 * 10**8).to_bytes(4, "little") + b" " * 10**6),
     "another serialisation": raw(saved(GOOD), stype="torch.save"),
 }
 
@@ -151,25 +177,3 @@ BAD = {
 def test_a_malformed_file_raises_bad_weights_and_nothing_else(array):
     with pytest.raises(BadWeightsError, match=r"^is "):
         RecordWeights(ArrayRecord({"w": array}))["w"]
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.integers(0, 127), st.integers(0, 255), st.integers(0, 20))
-def test_an_altered_and_truncated_file_is_decoded_or_bad(position, byte, cut):
-    data = bytearray(saved(np.arange(6, dtype=np.float32).reshape(2, 3)))
-    data[position] = byte
-    try:
-        value = decode(raw(bytes(data[: len(data) - cut])))
-    except BadWeightsError:
-        return
-    assert value.numel() * value.element_size() <= len(data)
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.binary(max_size=300))
-def test_any_bytes_after_the_magic_are_decoded_or_bad(tail):
-    try:
-        value = decode(raw(b"\x93NUMPY\x01\x00" + tail))
-    except BadWeightsError:
-        return
-    assert value.numel() <= len(tail)

@@ -7,6 +7,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'g2uardfl[flower]'")
 pytest.importorskip("httpx", reason="this Flower does not use HTTP")
+pytest.importorskip("flwr.supercore.inflatable", reason="this Flower does not use HTTP")
 
 import httpx
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tracemalloc
 from unittest.mock import Mock
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'g2uardfl[flower]'")
 
-from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 import g2uardfl
 from g2uardfl.core.errors import StateError
@@ -109,7 +110,7 @@ def test_a_hostile_client_is_invalid_and_nothing_else_changes(rule, case):
 
 def test_all_hostile_clients_together_leave_the_round_to_the_others():
     hostile = {index + 1: node for index, (node, _) in enumerate(HOSTILE.values())}
-    strategy = G2uardFLStrategy(seed=0)
+    strategy = G2uardFLStrategy(seed=0, min_replies=3)
     with log_lines() as lines:
         arrays, _ = train_round(strategy, array_record(MODEL), {**hostile, **sending(CLIENTS)})
     assert same_bits(arrays, g2uardfl.G2uardFL(seed=0).aggregate(MODEL, CLIENTS).weights)
@@ -118,6 +119,21 @@ def test_all_hostile_clients_together_leave_the_round_to_the_others():
     assert f"{len(hostile)} invalid" in line
     assert line.isprintable()
     assert len(line) < 2000
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint8, ">f4", np.float64, bool])
+def test_a_large_array_in_place_of_a_small_one_is_refused_before_it_is_copied(dtype):
+    large = array_record(MODEL)
+    large["0.bias"] = Array(np.ones(2_000_000, dtype))
+    reply = Message(content(large), reply_to=Message(RecordDict(), NEWCOMER, "train"))
+    strategy = AggregatorStrategy("fedavg")
+    strategy.current_arrays = array_record(MODEL)
+    tracemalloc.start()
+    strategy.aggregate_train(1, [reply])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert "of shape (2000000,) instead of" in strategy.verdicts[NEWCOMER].reason
+    assert peak < 1_000_000
 
 
 def test_a_reply_to_the_message_of_another_round_is_late():
@@ -241,6 +257,42 @@ def test_a_client_that_cannot_be_identified_is_invalid():
     strategy = G2uardFLStrategy(identity=reported_name)
     train_round(strategy, array_record(MODEL), sending(CLIENTS))
     assert all(v.decision == "invalid" and "identified" in v.reason for v in strategy.verdicts.values())
+
+
+@pytest.mark.parametrize("name", ["x" * 5_000_000, "line\nbreak\x1b[31m\x00"])
+def test_an_identity_of_any_length_and_content_costs_its_client_the_round_at_most(tmp_path, name):
+    nodes = {i: named(sent, f"client {i}") for i, sent in enumerate(CLIENTS.values(), 1)}
+    nodes[1] = named(MODEL, name)
+    strategy = G2uardFLStrategy(
+        identity=reported_name, state_path=tmp_path / "guard.state", audit_path=tmp_path / "audit.jsonl"
+    )
+    with log_lines() as lines:
+        train_round(strategy, array_record(MODEL), nodes)
+    assert all(line.isprintable() and len(line) < 2000 for line in lines)
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 1_000_000
+    known = {client for client, verdict in strategy.verdicts.items() if verdict.decision != "invalid"}
+    assert known == {f"client {i}" for i in range(2, 9)} | ({name} if len(name) < 100 else set())
+
+
+def test_one_failing_node_of_ten_discards_no_round():
+    def fails(message):
+        return Message(Error(0, "no"), reply_to=message)
+
+    model, strategy = array_record(MODEL), G2uardFLStrategy(min_train_nodes=10)
+    for number in range(1, 6):
+        nodes = sending(client_weights(MODEL, clients=9, attackers=0, seed=number))
+        changed, _ = train_round(strategy, model, {**nodes, NEWCOMER: fails}, number)
+        assert changed is not None
+    assert strategy.rounds_kept == 0
+
+
+@pytest.mark.parametrize(("asked", "fewest"), [(1, 1), (2, 1), (3, 2), (10, 5), (11, 6)])
+def test_by_default_half_of_the_clients_that_were_asked_must_reply(asked, fewest):
+    for usable in (fewest - 1, fewest):
+        nodes = {i: sends(MODEL) if i <= usable else silent for i in range(1, asked + 1)}
+        strategy = AggregatorStrategy("fedavg", min_train_nodes=1, min_available_nodes=1)
+        changed, _ = train_round(strategy, array_record(MODEL), nodes)
+        assert (changed is not None) == (usable == fewest)
 
 
 def test_a_silent_node_is_reported_under_the_name_it_gave_before():

@@ -80,10 +80,6 @@ def test_the_guard_draws_a_secret_that_neither_log_nor_audit_show(make, tmp_path
         assert str(strategy.aggregator.observer.secret) not in text
 
 
-def test_without_min_replies_the_minimum_of_nodes_that_train_is_required():
-    assert AggregatorStrategy("fedavg", min_train_nodes=7).min_replies == 7
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [

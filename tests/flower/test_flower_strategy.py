@@ -301,15 +301,43 @@ def test_a_run_in_which_no_round_changed_the_model_returns_the_initial_model():
     assert strategy.report.events == (model_kept("8 of at least 100 usable updates arrived"),)
 
 
+NODE_IDS = "Clients are identified by node id"
+
+
 @pytest.mark.parametrize(
     ("options", "warned"), [({}, True), ({"authenticated_nodes": True}, False), ({"identity": reported_name}, False)]
 )
 def test_a_start_warns_that_node_ids_may_not_survive_a_restart(options, warned):
-    with log_lines() as lines:
-        start(G2uardFLStrategy(**options), rounds=1)
-    warnings = [line for line in lines if "identifies clients by node id" in line]
+    with log_lines(preflight=True) as lines:
+        start(G2uardFLStrategy(**options), rounds=2)
+    warnings = [line for line in lines if NODE_IDS in line]
     assert len(warnings) == warned
     assert all("authenticated_nodes=True" in line and "identity=" in line for line in warnings)
+
+
+class HttpGrid(LocalGrid):
+    """Looks like Flower's grid over a network."""
+
+    __module__ = "flwr.superlink.grid.http_grid"
+
+
+@pytest.mark.parametrize("grid", [LocalGrid, HttpGrid])
+def test_each_weakness_is_one_warning_before_the_first_round(grid):
+    model = {**batch_norm_model(), "head.weight": torch.zeros(100, 100)}
+    clients = {i: perturbed(model, i) for i in range(1, 5)}
+    strategy = G2uardFLStrategy(seed=1, window=16, min_replies=4)
+    with log_lines(preflight=True) as lines:
+        for number in (1, 2):
+            grid_of_nodes = grid(sending(clients))
+            messages = strategy.configure_train(number, array_record(model), ConfigRecord(), grid_of_nodes)
+            strategy.aggregate_train(number, grid_of_nodes.send_and_receive(messages))
+    found = [line for line in lines if line.startswith("WARNING g2uardfl preflight: ")]
+    assert lines[: len(found)] == found
+    expected = ["with fewer than 5", "window=16 holds 4 rounds", NODE_IDS, "min_replies=4", "untrained", "are buffers"]
+    expected += ["fixed seed"] if grid is HttpGrid else []
+    assert len(found) == len(expected)
+    for words in expected:
+        assert sum(words in line for line in found) == 1
 
 
 def test_a_model_without_parameters_is_refused_before_any_client_is_asked():

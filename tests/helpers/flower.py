@@ -131,11 +131,20 @@ def raw(data: bytes, dtype: str = "float32", shape: tuple[int, ...] = (3,), styp
 
 
 @contextmanager
-def log_lines(name: str = "flwr.g2uardfl") -> Iterator[list[str]]:
-    """The lines that are logged in this context; Flower's logger does not always reach the root logger of pytest."""
+def log_lines(name: str = "flwr.g2uardfl", preflight: bool = False) -> Iterator[list[str]]:
+    """The lines that are logged in this context, those of the preflight only on request.
+
+    Flower's logger does not always reach the root logger of pytest.
+    """
     lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(f"{record.levelname} {record.getMessage()}")  # type: ignore[method-assign]
+
+    def keep(record: logging.LogRecord) -> None:
+        line = f"{record.levelname} {record.getMessage()}"
+        if preflight or " preflight: " not in line:
+            lines.append(line)
+
+    handler = logging.Handler(logging.INFO)
+    handler.emit = keep  # type: ignore[method-assign]
     logging.getLogger(name).addHandler(handler)
     try:
         yield lines

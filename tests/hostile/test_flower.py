@@ -15,11 +15,16 @@ from helpers.hostile import HONEST, UNUSABLE, WELL_FORMED, Hostile, Lie, always,
 from helpers.models import batch_norm_model, flat, same
 from helpers.rules import RULES, make
 
+LIBRARY_ONLY = {"a huge array", "a list", "a mapping that cannot be read"}
+"""The encoder would write all 4 TB of the first, and turns the others into an honest submission."""
+
 
 def sendable(lies: dict[str, Lie]) -> dict[str, Lie]:
     """The lies that Flower can put into a message; the others are for the library call alone."""
     model, possible = batch_norm_model(), {}
     for name, lie in lies.items():
+        if name in LIBRARY_ONLY:
+            continue
         try:
             array_record(lie(model, model))
         except Exception:

@@ -21,6 +21,7 @@ from ..core.layout import ModelLayout, Weights
 from ..core.numerics import Array
 from ..core.settings import NoSettings, build
 from ..core.state_files import SavedState
+from ..core.text import escaped
 from ..core.updates import SentUpdates, UpdateCheckError, weighted_mean, weighted_sum
 from .buffers import robust_mean
 from .reading import ClientId as ClientId
@@ -139,13 +140,14 @@ class Round:
     sent: Tensor | SentUpdates
     """The updates, for rules that need only some columns at a time: `sent[:, columns]`."""
     num_examples: Array
-    """The number of training samples that each client reports; ones where it was not requested."""
+    """The number of training samples that each client reports, capped against the median of the round; ones where it
+    was not requested."""
     buffers: tuple[dict[str, Tensor], ...] = ()
     """Each client's statistics and counters."""
     global_weights: Weights = field(default_factory=dict)
     """The whole global model as it was passed in, for rules that run models."""
     client_weights: Mapping[ClientId, Weights] = field(default_factory=dict)
-    """The whole model of each client as it was sent, for rules that run models."""
+    """The whole model of each client as tensors, for rules that run models."""
     number: int | None = None
     """The caller's number of this round, for reports; None lets a rule count for itself."""
 
@@ -249,7 +251,8 @@ class Aggregator(ABC):
             Client id (an int or a str) -> a mapping like `global_weights`. A client that sends anything else is
             "invalid" in the verdicts and does not disturb the others.
         num_examples
-            Client id -> number of training samples, for the rules that weigh by it (default: None).
+            Client id -> number of training samples, for the rules that weigh by it. A number above eight times the
+            median of the round counts as that much, if there are at least three clients (default: None).
         min_updates
             With fewer usable updates than this the model is kept and the rule is not asked (default: 1).
         observers
@@ -306,7 +309,7 @@ class Aggregator(ABC):
             },
         )
         for event in outcome.events:
-            logger.log(logging.INFO if decided else logging.WARNING, "%s: %s", self.name, event.message)
+            logger.log(logging.INFO if decided else logging.WARNING, "%s: %s", self.name, escaped(event.message))
         for observe in observers if decided else ():
             observe(round_, outcome)
         return AggregationResult(weights, report, decided)
@@ -362,7 +365,7 @@ def _read_round(
         messages.num_examples,
         messages.buffers,
         global_weights,
-        {client: client_weights[client] for client in messages.clients},
+        messages.weights,
         None if number is None else int(number),
     )
     return round_, excluded, messages.note

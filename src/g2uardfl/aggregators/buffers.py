@@ -19,13 +19,12 @@ from torch import Tensor
 from ..core.layout import Entry, ModelLayout, Weights, as_tensor
 from ..core.numerics import Array
 from ._coordinates import sorted_columns
+from ._shares import FEWEST_TO_COMPARE
 
 Buffers = Mapping[str, Tensor]
 """One client's statistics and counters by name."""
 Mask = npt.NDArray[np.bool_]
 
-MAJORITY = 3
-"""With fewer clients there is no majority: nobody is flagged, and the global model takes the place of the median."""
 _REACH = 2.0
 """How far from m a client's value counts, in multiples of r. For normally distributed clients that is Huber's constant,
 1.345 standard deviations: a robust mean, with a standard error only 4 % larger than without the limit (10 clients)."""
@@ -63,7 +62,7 @@ def screen(layout: ModelLayout, buffers: Sequence[Buffers]) -> list[Outlier | No
     if that would leave no majority.
     """
     clients = len(buffers)
-    if clients < MAJORITY:
+    if clients < FEWEST_TO_COMPARE:
         return [None] * clients
     names, worst, ratios = [""] * clients, np.zeros(clients), np.zeros(clients)
     for entry in layout.buffers:
@@ -112,7 +111,7 @@ def robust_mean(
         parts = []
         blocks = _Blocks(entry, buffers)
         for block, columns in zip(blocks, blocks.columns, strict=True):
-            if np.count_nonzero(voting) >= MAJORITY:
+            if np.count_nonzero(voting) >= FEWEST_TO_COMPARE:
                 centre, spread = _median_and_spread(block[torch.from_numpy(voting)])
                 reach = _REACH * spread
             else:

@@ -16,8 +16,10 @@ from torch import Tensor
 
 from ..core.layout import BadWeightsError, ModelLayout, Weights, largest_usable
 from ..core.numerics import Array
+from ..core.text import failure, quoted
 from ..core.threads import in_parallel, one_thread
 from ..core.updates import SentUpdates
+from ._shares import capped
 from .buffers import screen
 
 ClientId: TypeAlias = int | str
@@ -34,6 +36,9 @@ class Messages:
     global_vector: Tensor
     updates: SentUpdates
     num_examples: Array
+    """The sample counts, capped against their median."""
+    weights: dict[ClientId, dict[str, Tensor]]
+    """The whole model of each usable message, as it was checked: a client's mapping is read only once."""
     buffers: tuple[dict[str, Tensor], ...]
     """Statistics and counters of the usable messages."""
     invalid: dict[ClientId, str]
@@ -41,7 +46,7 @@ class Messages:
     malicious: dict[ClientId, str]
     """Client -> one sentence on how its statistics or counters show that it lies."""
     note: str
-    """A remark on clients whose statistics or counters are suspicious."""
+    """A remark on clients whose statistics, counters or sample counts are suspicious."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +81,8 @@ def read_messages(
         try:
             examples = 1.0 if num_examples is None else _checked_examples(num_examples.get(client))
             return _Message(layout.check(client_weights[client]), examples)
-        except BadWeightsError as error:
-            return f"The client {error}."
+        except Exception as error:
+            return _unusable(error)
 
     def checked(message: _Message | str) -> dict[str, Tensor] | str:
         if isinstance(message, str):
@@ -86,8 +91,8 @@ def read_messages(
             if check:
                 _check_finite(layout, message.weights, global_vector, global_norm)
             return layout.buffer_values(message.weights)
-        except BadWeightsError as error:
-            return f"The client {error}."
+        except Exception as error:
+            return _unusable(error)
 
     messages = {client: opened(client) for _, client in sorted(map(_canonical, client_weights))}
     # Without the check there is too little work for threads.
@@ -106,20 +111,35 @@ def read_messages(
     malicious = {client: f"Its {found}." for client, found in outliers.items() if found.flagged}
     outliers = {client: found for client, found in outliers.items() if not found.flagged}
     buffers = {client: values for client, values in buffers.items() if client not in malicious}
-    usable = [message for client, message in messages.items() if client in buffers and isinstance(message, _Message)]
-    updates = SentUpdates(layout, global_vector, [message.weights for message in usable], check=not check)
-    examples = np.array([message.examples for message in usable], dtype=np.float64)
+    usable = {client: it for client, it in messages.items() if client in buffers and isinstance(it, _Message)}
+    weights = {client: message.weights for client, message in usable.items()}
+    updates = SentUpdates(layout, global_vector, list(weights.values()), check=not check)
+    reported = np.array([message.examples for message in usable.values()], dtype=np.float64)
+    examples = capped(reported)
     bounded = [f"Client {client!r}: {found}; it counts only up to a limit." for client, found in outliers.items()]
+    excessive = [
+        f"Client {client!r} reports {count:.3g} samples, which count as {limit:.3g}."
+        for client, count, limit in zip(usable, reported, examples, strict=True)
+        if count > limit
+    ]
     return Messages(
         tuple(buffers),
         global_vector,
         updates,
         examples,
+        weights,
         tuple(buffers.values()),
         invalid,
         malicious,
-        _abbreviated(bounded),
+        " ".join(filter(None, map(_abbreviated, (bounded, excessive)))),
     )
+
+
+def _unusable(error: Exception) -> str:
+    """Why a message is unusable. What reading it raises depends on the client, so that it can be any exception."""
+    if isinstance(error, BadWeightsError):
+        return f"The client {error}."
+    return f"The client sent what cannot be read ({failure(error)})."
 
 
 def _abbreviated(remarks: list[str]) -> str:
@@ -154,7 +174,7 @@ def _checked_examples(value: object) -> float:
     except (TypeError, ValueError, OverflowError):
         examples = math.nan
     if not 0 <= examples < 1e15:
-        raise BadWeightsError(f"says it trained on {value!r} samples")
+        raise BadWeightsError(f"says it trained on {quoted(value)} samples")
     return examples
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from .errors import ConfigError
 from .numerics import empty
+from .text import quoted, shortened
 from .threads import one_thread
 
 Weights = Mapping[str, Any]
@@ -31,6 +32,10 @@ Kind = Literal["parameter", "statistic", "counter"]
 
 _STATISTICS = ("running_mean", "running_var")
 """How the names of running statistics end in torch's normalisation layers."""
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+"""The dtypes of parameters; torch can store more, but not compute with them."""
+_LONGEST_NAME, _LONGEST_FORM = 60, 40
+"""Characters of an array's name, and of its shape or dtype, in the reason why a message is unusable."""
 _RECURRENT = re.compile(r"_l(\d+)(_reverse)?$")
 """How the parameter names of torch's recurrent modules end: with the number of the layer, and the direction."""
 
@@ -174,7 +179,10 @@ class ModelLayout:
         return float(torch.linalg.vector_norm(torch.stack([norm.to(norms[0]) for norm in norms])))
 
     def check(self, weights: object) -> dict[str, Tensor]:
-        """A client's weights as tensors; raises `BadWeightsError` if names, shapes or kinds differ from the model's."""
+        """A client's weights as tensors; raises `BadWeightsError` if names, shapes or kinds differ from the model's.
+
+        All of these are compared before any array is converted, so that an array that is too large costs nothing.
+        """
         if not isinstance(weights, Mapping):
             raise BadWeightsError(f"sent a {type(weights).__name__} instead of named arrays")
         names = {entry.name for entry in self.entries}
@@ -184,17 +192,7 @@ class ModelLayout:
         extra = [name for name in weights if name not in names]
         if extra:
             raise BadWeightsError(f"sent {_abbreviated(extra)}, which the model does not have")
-        tensors = {}
-        for entry in self.entries:
-            try:
-                tensor = tensors[entry.name] = as_tensor(weights[entry.name])
-            except BadWeightsError as error:
-                raise BadWeightsError(f"sent {entry.name!r} that {error}") from error
-            if tuple(tensor.shape) != entry.shape:
-                raise BadWeightsError(f"sent {entry.name!r} of shape {tuple(tensor.shape)} instead of {entry.shape}")
-            if tensor.is_floating_point() != entry.dtype.is_floating_point:
-                raise BadWeightsError(f"sent {entry.name!r} as {_dtype(tensor.dtype)} instead of {_dtype(entry.dtype)}")
-        return tensors
+        return {entry.name: _checked(entry, weights) for entry in self.entries}
 
     def buffer_values(self, weights: Weights) -> dict[str, Tensor]:
         """A client's statistics and counters as they were sent; raises `BadWeightsError` if they are invalid."""
@@ -258,21 +256,32 @@ class ModelLayout:
 
 def as_tensor(value: object) -> Tensor:
     """An array as a tensor, without a copy if possible; raises `BadWeightsError` for anything else."""
+    form_of(value)
     if isinstance(value, Tensor):
-        if value.is_complex() or value.is_sparse or value.is_quantized:
-            raise BadWeightsError("is not a dense real tensor")
         return value.detach()
+    array = np.asarray(value)
+    dtype = array.dtype.newbyteorder("=")
+    if dtype.kind == "u" and dtype.itemsize > 1:
+        dtype = np.dtype(np.int64)
+    elif dtype == np.longdouble:
+        dtype = np.dtype(np.float64)
+    if dtype != array.dtype or any(stride < 0 for stride in array.strides) or not array.flags.writeable:
+        array = array.astype(dtype, copy=True)
+    return torch.from_numpy(array)
+
+
+def form_of(value: object) -> tuple[tuple[int, ...], str, bool]:
+    """Shape, dtype and whether it is one of floats, read without the numbers; `BadWeightsError` if it is no array."""
+    if isinstance(value, Tensor):
+        if value.is_complex() or value.layout != torch.strided or value.is_quantized or value.is_meta:
+            raise BadWeightsError("is not a dense real tensor")
+        if value.is_floating_point() and value.dtype not in _FLOATS:
+            raise BadWeightsError(f"is a tensor of {_dtype(value.dtype)}")
+        return tuple(value.shape), _dtype(value.dtype), value.is_floating_point()
     if isinstance(value, np.ndarray | np.generic):
-        array = np.asarray(value)
-        if array.dtype.kind not in "fiub":
-            raise BadWeightsError(f"is an array of {array.dtype}")
-        if not array.dtype.isnative or any(stride < 0 for stride in array.strides) or not array.flags.writeable:
-            array = array.astype(array.dtype.newbyteorder("="), copy=True)
-        if array.dtype.kind == "u" and array.dtype.itemsize > 1:
-            array = array.astype(np.int64)
-        if array.dtype == np.longdouble and array.dtype != np.float64:
-            array = array.astype(np.float64)
-        return torch.from_numpy(array)
+        if value.dtype.kind not in "fiub":
+            raise BadWeightsError(f"is an array of {shortened(str(value.dtype), _LONGEST_FORM)}")
+        return value.shape, str(value.dtype), value.dtype.kind == "f"
     raise BadWeightsError(f"is a {type(value).__name__}, not an array")
 
 
@@ -282,6 +291,21 @@ def largest_usable(dtype: torch.dtype) -> float:
     Its square leaves a factor of 256 before `dtype` overflows, for sums and products of updates.
     """
     return math.sqrt(torch.finfo(dtype).max) / 16
+
+
+def _checked(entry: Entry, weights: Weights) -> Tensor:
+    """A client's array as a tensor; raises `BadWeightsError` if it does not fit the model's."""
+    try:
+        value = weights[entry.name]
+        shape, dtype, is_float = form_of(value)
+        if shape == entry.shape and is_float == entry.dtype.is_floating_point:
+            return as_tensor(value)
+    except BadWeightsError as error:
+        raise BadWeightsError(f"sent {entry.name!r} that {error}") from error
+    if shape != entry.shape:
+        shown = shortened(str(shape), _LONGEST_FORM)
+        raise BadWeightsError(f"sent {entry.name!r} of shape {shown} instead of {entry.shape}")
+    raise BadWeightsError(f"sent {entry.name!r} as {dtype} instead of {_dtype(entry.dtype)}")
 
 
 def _norm(value: Tensor) -> Tensor:
@@ -336,7 +360,7 @@ def _layer_name(name: str) -> str:
 
 def _abbreviated(names: list[Any]) -> str:
     """At most three names, and the number of the others."""
-    shown = ", ".join(repr(name) for name in names[:3])
+    shown = ", ".join(quoted(name, _LONGEST_NAME) for name in names[:3])
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
 
 

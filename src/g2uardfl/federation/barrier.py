@@ -12,14 +12,21 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from ..aggregators.base import ClientId
+from ..core.text import failure, quoted
 
 Message = TypeVar("Message")
 """A message of the framework."""
 Content = TypeVar("Content")
 """What is read from a usable message."""
 
-_LONGEST = 200
-"""Characters of a client's text that are quoted: enough for an error message, and a line of a log stays readable."""
+
+LONGEST_IDENTITY = 200
+"""Characters of a client's identity, which is kept in the state and in every line of the audit; a public key in
+hexadecimal digits has 182."""
+_IDENTITY_BITS = 64
+"""Bits of an identity that is an int; Flower's node ids have 64."""
+_MOST_NAMES = 10_000
+"""Nodes whose identity is remembered, for rounds in which they do not reply; the ones heard last are kept."""
 
 
 class BadReplyError(ValueError):
@@ -94,14 +101,15 @@ class Barrier(Generic[Message, Content]):
         on_time: dict[int, list[Envelope[Message]]] = {}
         late: set[int] = set()
         for envelope in envelopes:
-            if envelope.answers in node_of:
-                # The request identifies the node better than the sender's claim: the server of the framework may have
-                # reported the failure of a node that it lost.
-                on_time.setdefault(node_of[envelope.answers], []).append(envelope)
-            elif node_of and envelope.answers:
-                late.add(envelope.node)
-            else:
-                on_time.setdefault(envelope.node, []).append(envelope)
+            # The request identifies the node better than the sender's claim: the server of the framework may have
+            # reported the failure of a node that it lost, and a reply to no request may claim to be anybody's.
+            node = node_of.get(envelope.answers, envelope.node)
+            if envelope.answers in node_of or not node_of:
+                on_time.setdefault(node, []).append(envelope)
+            elif envelope.answers:
+                late.add(node)
+            elif node not in asked:
+                on_time[node] = [envelope]
         found: list[tuple[ClientId, Content | _Unusable, int]]
         found = [(*self._opened(node, replies, asked), node) for node, replies in on_time.items()]
         for node in (late | asked) - on_time.keys():
@@ -126,25 +134,25 @@ class Barrier(Generic[Message, Content]):
                 raise BadReplyError("replied in the name of another node")
             content = self._read(reply.message)
             if self._identity is not None:
-                client = self._names[node] = _identified(self._identity, reply.message)
+                client = _identified(self._identity, reply.message)
+                self._remember(node, client)
         except BadReplyError as error:
             return client, _Unusable(f"It {error}.")
+        except Exception as error:
+            # A client wrote what is read here, so that reading it can raise almost anything.
+            return client, _Unusable(f"It sent what cannot be read ({failure(error)}).")
         return client, content
+
+    def _remember(self, node: int, client: ClientId) -> None:
+        self._names.pop(node, None)
+        self._names[node] = client
+        if len(self._names) > _MOST_NAMES:
+            del self._names[next(iter(self._names))]
 
 
 @dataclass(frozen=True)
 class _Unusable:
     reason: str
-
-
-def quoted(text: object) -> str:
-    r"""A client's text as a printable literal of limited length.
-
-    >>> print(quoted("two" + chr(9) + "words"))
-    'two\twords'
-    """
-    literal = ascii(text)
-    return literal if len(literal) <= _LONGEST else f"{literal[:_LONGEST]}..."
 
 
 def _last_line(error: str) -> str:
@@ -160,6 +168,10 @@ def _identified(identity: Callable[[Message], ClientId], message: Message) -> Cl
         raise BadReplyError(f"could not be identified ({quoted(str(error))})") from error
     if not isinstance(client, int | str) or isinstance(client, bool):
         raise BadReplyError(f"was identified as a {type(client).__name__}, not as an int or a str")
+    if isinstance(client, str) and len(client) > LONGEST_IDENTITY:
+        raise BadReplyError(f"was identified by {len(client)} characters, more than {LONGEST_IDENTITY}")
+    if isinstance(client, int) and client.bit_length() > _IDENTITY_BITS:
+        raise BadReplyError(f"was identified by an integer of {client.bit_length()} bits")
     return client
 
 

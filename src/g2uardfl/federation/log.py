@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 
 from ..aggregators.base import ClientId, RoundReport, Verdict
+from ..core.text import escaped, shortened
 from .audit import DECISIONS
 
 _WARNED = frozenset({"rolled_back", "model_kept"})
@@ -38,16 +39,7 @@ def line(rule: str, round_number: int, report: RoundReport, seconds: float) -> s
         parts.append(f"{len(about)} {decision.replace('_', ' ')}{reasons}")
     kinds = ", ".join(event.kind for event in report.events)
     remark = ": ".join(text for text in (kinds, report.note) if text)
-    return f"{rule} round {round_number}: {', '.join(parts)} [{seconds:.2f} s] {remark}".rstrip()
-
-
-def shortened(text: str, longest: int) -> str:
-    """The first `longest` characters of `text`.
-
-    >>> shortened("abcdef", 3)
-    'abc...'
-    """
-    return text if len(text) <= longest else f"{text[:longest]}..."
+    return escaped(f"{rule} round {round_number}: {', '.join(parts)} [{seconds:.2f} s] {remark}").rstrip()
 
 
 def _reasons(verdicts: Mapping[ClientId, Verdict]) -> str:

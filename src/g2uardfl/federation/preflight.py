@@ -26,6 +26,7 @@ def weaknesses(
     clients: int,
     min_replies: int,
     persistent_ids: bool,
+    is_real: bool = False,
 ) -> list[str]:
     """One sentence for each condition under which the rule protects less than it could.
 
@@ -43,6 +44,8 @@ def weaknesses(
         How many usable replies a round needs.
     persistent_ids
         Whether a client keeps its id when it restarts.
+    is_real
+        Whether clients are reached over a network, and not simulated (default: False).
     """
     found = rule.weaknesses(clients)
     if not persistent_ids:
@@ -50,6 +53,11 @@ def weaknesses(
             "Clients are identified by node id, and nodes may not authenticate: a client that restarts gets a new id "
             "and a neutral reputation. Use flower-superlink --enable-supernode-auth and authenticated_nodes=True, or "
             "identity=."
+        )
+    if is_real and rule.takes_seed and rule.configuration().get("seed") is not None:
+        found.append(
+            "A fixed seed is set: a client that knows it can hide its attack from the guard. Leave it out, and begin "
+            "with a new state_path."
         )
     if min_replies >= clients:
         found.append(

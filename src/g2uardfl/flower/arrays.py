@@ -14,6 +14,7 @@ from io import BytesIO
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from flwr.app import Array, ArrayRecord
 from torch import Tensor
@@ -21,26 +22,29 @@ from torch import Tensor
 from ..core.errors import StateError
 from ..core.layout import BadWeightsError, as_tensor
 from ..core.state_files import SavedState
+from ..core.text import failure, quoted, shortened
 
 _NUMPY = "numpy.ndarray"
 _BFLOAT16 = "bfloat16"
 _OPAQUE = np.dtype("V2")
 _MAX_DIMENSION = 2**40
 """Elements along one axis. No real array has more (4 TB in float32); an empty array can claim any number."""
+_LONGEST_HEADER = 20_000
+"""Bytes of a file that are searched for its header; NumPy accepts headers of up to 10,000 characters."""
 _FLOATS = {np.dtype(np.float16): torch.float16, np.dtype(np.float32): torch.float32, np.dtype(float): torch.float64}
 
 
-class RecordWeights(Mapping[str, Tensor]):
-    """An `ArrayRecord` as weights. Arrays are decoded on access, and floats are never copied.
+class RecordWeights(Mapping[str, Any]):
+    """An `ArrayRecord` as weights: tensors of floats and NumPy arrays of anything else, none of them copied.
 
-    Access to an array that cannot be decoded raises `BadWeightsError`; its sender is then invalid in this round.
+    Access to an array that cannot be read raises `BadWeightsError`; its sender is then invalid in this round.
     """
 
     def __init__(self, record: ArrayRecord) -> None:
         self._record = record
 
-    def __getitem__(self, name: str) -> Tensor:
-        return decode(self._record[name])
+    def __getitem__(self, name: str) -> Tensor | npt.NDArray[Any]:
+        return view(self._record[name])
 
     def __contains__(self, name: object) -> bool:
         return name in self._record
@@ -52,33 +56,55 @@ class RecordWeights(Mapping[str, Tensor]):
         return len(self._record)
 
 
-def decode(array: Array) -> Tensor:
-    """The content of an `Array`. Floats share memory with the received bytes: the tensor must not be written to.
+def view(array: Array) -> Tensor | npt.NDArray[Any]:
+    """The content of an `Array`, which shares memory with the received bytes: it must not be written to.
 
     The header must account for every received byte, so that a few bytes that claim to be a huge array cost nothing.
+    Reading raises `BadWeightsError` and nothing else.
     """
+    try:
+        with warnings.catch_warnings():
+            # The parser of headers quotes what a client wrote, and torch warns of bytes that must not be written to.
+            warnings.simplefilter("ignore")
+            return _view(array)
+    except BadWeightsError:
+        raise
+    except Exception as error:
+        # A client wrote all of this, so that reading it can raise almost anything.
+        raise BadWeightsError(f"is damaged ({failure(error)})") from error
+
+
+def decode(array: Array) -> Tensor:
+    """The content of an `Array` as a tensor. Floats share memory with the received bytes."""
+    return as_tensor(view(array))
+
+
+def _view(array: Array) -> Tensor | npt.NDArray[Any]:
     if array.stype != _NUMPY:
-        raise BadWeightsError(f"is stored as {array.stype[:40]!r}, not as {_NUMPY!r}")
+        raise BadWeightsError(f"is stored as {quoted(array.stype, 40)}, not as {_NUMPY!r}")
     dtype, shape, fortran, start = _header(array.data)
     kind = torch.bfloat16 if array.dtype == _BFLOAT16 and dtype.itemsize == 2 else _FLOATS.get(dtype)
     if dtype.kind not in "fiub" and not (kind is torch.bfloat16 and dtype == _OPAQUE):
-        raise BadWeightsError(f"is an array of {str(dtype)[:40]}")
+        raise BadWeightsError(f"is an array of {shortened(str(dtype), 40)}")
+    # bool is a subclass of int, and True a valid size for NumPy.
+    if not all(type(size) is int and 0 <= size < _MAX_DIMENSION for size in shape):
+        raise BadWeightsError("is damaged: its header is no shape of an array")
     count = math.prod(shape)
-    if not all(0 <= size < _MAX_DIMENSION for size in shape) or count * dtype.itemsize != len(array.data) - start:
+    if count * dtype.itemsize != len(array.data) - start:
         raise BadWeightsError("is damaged: its size contradicts its header")
-    if count and kind is not None and start % dtype.itemsize == 0:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="The given buffer is not writable")
-            flat = torch.frombuffer(array.data, dtype=kind, count=count, offset=start)
+    if kind is None:
+        values = np.frombuffer(array.data, dtype, count, start) if count else np.empty(0, dtype)
+        return values.reshape(shape, order="F" if fortran else "C")
+    if count and start % dtype.itemsize == 0:
+        flat = torch.frombuffer(array.data, dtype=kind, count=count, offset=start)
     else:
-        copied = np.frombuffer(bytearray(array.data[start:]), dtype) if count else np.empty(0, dtype)
-        flat = as_tensor(copied) if kind is not torch.bfloat16 else torch.from_numpy(copied.view(np.int16)).view(kind)
-    return flat.reshape(shape[::-1]).permute(*range(len(shape))[::-1]) if fortran else flat.reshape(shape)
+        flat = torch.frombuffer(bytearray(array.data[start:]), dtype=kind) if count else torch.empty(0, dtype=kind)
+    return flat.reshape(shape[::-1]).permute(*range(len(shape))[::-1]) if fortran and shape else flat.reshape(shape)
 
 
-def encode(value: Tensor, like: Array) -> Array:
-    """An `Array` of `value` in the dtype of `like`."""
-    stored_as = _header(like.data)[0]
+def encode(array: Tensor | npt.NDArray[Any], like: Array) -> Array:
+    """An `Array` of the same numbers in the dtype of `like`."""
+    value, stored_as = as_tensor(array), _header(like.data)[0]
     if value.dtype == torch.bfloat16:
         return _bfloat16(value, stored_as)
     return Array(value.cpu().numpy().astype(stored_as, copy=False))
@@ -134,7 +160,7 @@ def _bfloat16(value: Tensor, stored_as: np.dtype[Any]) -> Array:
 
 def _header(data: bytes) -> tuple[np.dtype[Any], tuple[int, ...], bool, int]:
     """Dtype, shape, whether the array is in Fortran order, and the offset of its numbers."""
-    file = BytesIO(data)
+    file = BytesIO(data[:_LONGEST_HEADER])
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     try:
         shape, fortran, dtype = readers[np.lib.format.read_magic(file)](file)

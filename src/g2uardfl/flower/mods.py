@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader
 
 from ..core.errors import ConfigError
 from ..core.layout import ModelLayout
-from .arrays import RecordWeights, array_record
+from .arrays import array_record, decode
 
 logger = logging.getLogger("flwr.g2uardfl")
 
@@ -101,10 +101,10 @@ class UpdateAttack(RedTeamMod):
         if start is None or reply.has_error():
             return reply
         for name, record in reply.content.array_records.items():
-            reply.content[name] = self._altered_record(RecordWeights(start), RecordWeights(record))
+            reply.content[name] = self._altered_record(_tensors(start), _tensors(record))
         return reply
 
-    def _altered_record(self, before: RecordWeights, trained: RecordWeights) -> ArrayRecord:
+    def _altered_record(self, before: dict[str, Tensor], trained: dict[str, Tensor]) -> ArrayRecord:
         weights = dict(trained)
         for entry in ModelLayout.of(before).parameters:
             if entry.name in weights:
@@ -242,6 +242,10 @@ def _intercepted_batches(change: Callable[[Any], Any]) -> Iterator[None]:
         yield
     finally:
         DataLoader.__iter__ = original  # type: ignore[method-assign]
+
+
+def _tensors(record: ArrayRecord) -> dict[str, Tensor]:
+    return {name: decode(array) for name, array in record.items()}
 
 
 def _only_model(message: Message) -> ArrayRecord | None:

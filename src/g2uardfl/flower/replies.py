@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
 from ..aggregators.base import ClientId
-from ..federation.barrier import BadReplyError, Envelope, Request, quoted
+from ..core.text import quoted
+from ..federation.barrier import BadReplyError, Envelope, Request
 
 Identity = Callable[[Message], ClientId]
 """Identifies the client that sent a reply."""

@@ -6,7 +6,6 @@ replies, writes the audit and saves the state; an `Aggregator` decides about the
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import logging
 import os
@@ -19,18 +18,20 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
-from .. import aggregators
 from ..aggregators.base import AggregationResult, Aggregator, ClientId, RoundObserver, RoundReport, Verdict, model_kept
 from ..core.errors import ConfigError, StateError
 from ..core.layout import ModelLayout
+from ..core.text import shortened
 from ..federation import log
-from ..federation.audit import DECISIONS, MAX_BYTES, AuditWriter
+from ..federation.audit import MAX_BYTES, AuditWriter
 from ..federation.barrier import Barrier, Replies
+from ..federation.preflight import weaknesses
 from ..federation.state import FederationState, StateFile
 from .arrays import RecordWeights, encode, loaded_record, saved_record
-from .grid import tolerant
-from .metrics import MetricsFn, averaged, has_metrics
+from .grid import is_networked, tolerant
+from .metrics import MetricsFn, add_round, averaged, has_metrics, robust_average
 from .replies import Identity, Reply, envelope, read_reply, request
+from .rules import rule_of
 
 logger = logging.getLogger("flwr.g2uardfl")
 """Below Flower's own logger, so that its lines appear where Flower's do."""
@@ -64,12 +65,12 @@ class AggregatorStrategy(FedAvg):
     configrecord_key
         The key of the configuration in the messages to clients (default: "config").
     train_metrics_aggr_fn
-        Combines the training metrics of the accepted clients (default: None, the weighted mean).
+        Combines the training metrics of the accepted clients (default: None, a robust weighted mean).
     evaluate_metrics_aggr_fn
-        Combines the evaluation metrics (default: None, the weighted mean).
+        Combines the evaluation metrics (default: None, a robust weighted mean).
     min_replies
         The minimum number of usable replies that change the model. With fewer, the round counts and the model is kept
-        (default: None, `min_train_nodes`).
+        (default: None, half of the clients that were asked).
     identity
         Identifies the client of a reply by an int or a str (default: None, the node id). A node id survives a restart
         of the client only if SuperNodes authenticate.
@@ -139,12 +140,12 @@ class AggregatorStrategy(FedAvg):
             weighted_by_key=weighted_by_key,
             arrayrecord_key=arrayrecord_key,
             configrecord_key=configrecord_key,
-            train_metrics_aggr_fn=train_metrics_aggr_fn,
-            evaluate_metrics_aggr_fn=evaluate_metrics_aggr_fn,
+            train_metrics_aggr_fn=train_metrics_aggr_fn or robust_average,
+            evaluate_metrics_aggr_fn=evaluate_metrics_aggr_fn or robust_average,
         )
-        self.aggregator = _rule(aggregator, rule_settings)
-        self.min_replies = self.min_train_nodes if min_replies is None else min_replies
-        if self.min_replies < 1 and self.fraction_train > 0:
+        self.aggregator = rule_of(aggregator, rule_settings, inspect.signature(AggregatorStrategy).parameters)
+        self.min_replies = min_replies
+        if min_replies is not None and min_replies < 1:
             raise ConfigError(f"min_replies={min_replies!r} is not allowed: it must be a whole number of at least 1")
         self.identity = identity
         self.authenticated_nodes = authenticated_nodes
@@ -186,7 +187,8 @@ class AggregatorStrategy(FedAvg):
 
     def summary(self) -> None:
         """Log the settings."""
-        logger.info("\t├──> Rule: %s, at least %d usable replies", self.aggregator.name, self.min_replies)
+        fewest = "half of the" if self.min_replies is None else self.min_replies
+        logger.info("\t├──> Rule: %s, at least %s replies must be usable", self.aggregator.name, fewest)
         super().summary()
 
     def start(
@@ -210,13 +212,6 @@ class AggregatorStrategy(FedAvg):
                 file.lock.require()
         self._offset = self.rounds_done
         arrays = self._first_arrays(initial_arrays)
-        if self.identity is None and not self.authenticated_nodes:
-            logger.warning(
-                "%s identifies clients by node id. Unless SuperNodes authenticate (flower-superlink "
-                "--enable-supernode-auth), a client that restarts gets a new id and a neutral reputation. If they "
-                "authenticate, pass authenticated_nodes=True; otherwise pass identity= to identify clients yourself.",
-                type(self).__name__,
-            )
         offset = self._offset
         numbered = None if evaluate_fn is None else lambda number, model: evaluate_fn(offset + number, model)
         result = super().start(tolerant(grid), arrays, num_rounds, timeout, train_config, evaluate_config, numbered)
@@ -242,7 +237,27 @@ class AggregatorStrategy(FedAvg):
         """Sample nodes as `FedAvg` does, and remember the requests and the model that they carry."""
         self.current_arrays = arrays
         self._requests = list(super().configure_train(self._offset + server_round, arrays, config, grid))
+        if server_round == 1 and self._requests:
+            self._preflight(arrays, is_real=is_networked(grid))
         return self._requests
+
+    def _preflight(self, arrays: ArrayRecord, is_real: bool) -> None:
+        """Log what weakens the protection, once the number of clients in a round is known."""
+        model = RecordWeights(arrays)
+        for sentence in weaknesses(
+            self.aggregator,
+            model,
+            layout=ModelLayout.of(model, self.buffers),
+            clients=len(self._requests),
+            min_replies=self._fewest(len(self._requests)),
+            persistent_ids=self.identity is not None or self.authenticated_nodes,
+            is_real=is_real,
+        ):
+            logger.warning("%s preflight: %s", self.aggregator.name, sentence)
+
+    def _fewest(self, asked: int) -> int:
+        """The number of usable replies that a round needs."""
+        return max(1, (asked + 1) // 2) if self.min_replies is None else self.min_replies
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -252,11 +267,12 @@ class AggregatorStrategy(FedAvg):
         if self.current_arrays is None:
             raise StateError("call configure_train before aggregate_train: a rule needs the model that was sent")
         received = self._barrier.sort(map(request, self._requests), map(envelope, replies))
+        fewest = self._fewest(len(self._requests) or len(received.clients))
         self._requests = ()
         if not received.clients:
             return None, None
         number = self._offset + server_round
-        arrays, self.report = self._decided(self.current_arrays, received, number)
+        arrays, self.report = self._decided(self.current_arrays, received, number, fewest)
         self.rounds_done = number
         if arrays is None:
             self.rounds_kept += 1
@@ -268,16 +284,16 @@ class AggregatorStrategy(FedAvg):
         return arrays, self._metrics(received, seconds)
 
     def _decided(
-        self, model: ArrayRecord, received: Replies[Reply], number: int
+        self, model: ArrayRecord, received: Replies[Reply], number: int, fewest: int
     ) -> tuple[ArrayRecord | None, RoundReport]:
         """The next model, or None where this one is kept, and a report with a verdict on every client."""
         verdicts = {client: Verdict("invalid", reason) for client, reason in received.unusable.items()}
         if not received.usable:
             kept = model_kept("No usable reply arrived")
             return None, RoundReport(verdicts, kept.message, (kept,))
-        result = self._aggregated(model, received.usable, number)
+        result = self._aggregated(model, received.usable, number, fewest)
         verdicts |= {
-            client: replace(verdict, reason=log.shortened(verdict.reason, _LONGEST_REASON))
+            client: replace(verdict, reason=shortened(verdict.reason, _LONGEST_REASON))
             for client, verdict in result.verdicts.items()
         }
         report = replace(result.report, verdicts=verdicts)
@@ -285,12 +301,14 @@ class AggregatorStrategy(FedAvg):
             return None, report
         return ArrayRecord({name: encode(value, model[name]) for name, value in result.weights.items()}), report
 
-    def _aggregated(self, model: ArrayRecord, usable: Mapping[ClientId, Reply], number: int) -> AggregationResult:
+    def _aggregated(
+        self, model: ArrayRecord, usable: Mapping[ClientId, Reply], number: int, fewest: int
+    ) -> AggregationResult:
         return self.aggregator.aggregate(
             RecordWeights(model),
             {client: RecordWeights(reply.arrays) for client, reply in usable.items()},
             {client: reply.num_examples for client, reply in usable.items()},  # type: ignore[misc]
-            min_updates=self.min_replies,
+            min_updates=fewest,
             observers=self.observers,
             round_number=number,
             buffers=self.buffers,
@@ -310,17 +328,12 @@ class AggregatorStrategy(FedAvg):
             logger.error("round %d was NOT SAVED: %s", self.rounds_done, error)
 
     def _metrics(self, received: Replies[Reply], seconds: float) -> MetricRecord:
-        """The mean of the accepted clients' metrics, and the round's own."""
+        """The metrics of the accepted clients, averaged, and the round's own."""
         accepted = [
             reply.content for client, reply in received.usable.items() if self.verdicts[client].decision == "accepted"
         ]
         record = averaged(accepted, self.weighted_by_key, self.train_metrics_aggr_fn) or MetricRecord()
-        for decision in DECISIONS:
-            name = f"g2uardfl-{decision.replace('_', '-')}"
-            record[name] = sum(verdict.decision == decision for verdict in self.verdicts.values())
-        record["g2uardfl-round"] = self.rounds_done
-        record["g2uardfl-rounds-kept"] = self.rounds_kept
-        record["g2uardfl-seconds"] = seconds
+        add_round(record, self.report, self.rounds_done, self.rounds_kept, seconds)
         return record
 
     def configure_evaluate(
@@ -337,22 +350,3 @@ class AggregatorStrategy(FedAvg):
             ignored = len(received) - len(usable)
             logger.warning("aggregate_evaluate: ignored %d of %d replies as unusable", ignored, len(received))
         return averaged(usable, self.weighted_by_key, self.evaluate_metrics_aggr_fn)
-
-
-def _rule(aggregator: str | Aggregator, settings: Mapping[str, Any]) -> Aggregator:
-    """The rule of a strategy; a misspelt keyword of the strategy itself is named in the error, too."""
-    if not isinstance(aggregator, str):
-        if settings:
-            raise ConfigError(
-                "Pass settings only together with a rule name; an Aggregator object is already configured."
-            )
-        return aggregator
-    try:
-        return aggregators.create(aggregator, **settings)
-    except (ConfigError, TypeError) as error:
-        known = inspect.signature(AggregatorStrategy).parameters
-        for name in settings:
-            meant = difflib.get_close_matches(name, known, 1, 0.8)
-            if meant and repr(name) in str(error):
-                raise ConfigError(f"unknown setting {name!r}: did you mean {meant[0]}?") from None
-        raise
