@@ -52,22 +52,6 @@ class G2uardFL(Guard):
     dissent
         (`default` profile) The share of the clients of a round, rounded down, that need not support a change of a
         converged model (default: 0.15).
-    elimination_share
-        (`default` profile) The share of the attackers' clipped pull that is removed in a round (default: 0.5).
-    elimination_bound
-        (`default` profile) The largest removal in a round, as a multiple of the accepted clients' step (default: 2.0).
-    elimination_allowance
-        (`default` profile) How many usual norms may be removed in all, if the model seems to have been poisoned before
-        the guard started (default: 20.0).
-    max_pull
-        (`default` profile) Nothing is removed if the flagged clients' mean update exceeds this many usual norms: their
-        backdoor is then not in the model (default: 8.0).
-    poisoned_pull
-        (`default` profile) The model counts as clean at the start if the flagged clients' mean update exceeds this many
-        usual norms (default: 3.0).
-    poisoned_similarity
-        (`default` profile) The model counts as clean at the start if the flagged clients' updates have at least this
-        mean cosine (default: 0.6).
     attribute_history
         (`paper` profile) κ1: the weight of a client's remembered attributes (default: 0.1).
     relation_history
@@ -165,12 +149,6 @@ class G2uardFL(Guard):
         min_reputation: float | None = None,
         rollback: bool | None = None,
         dissent: float | None = None,
-        elimination_share: float | None = None,
-        elimination_bound: float | None = None,
-        elimination_allowance: float | None = None,
-        max_pull: float | None = None,
-        poisoned_pull: float | None = None,
-        poisoned_similarity: float | None = None,
         attribute_history: float | None = None,
         relation_history: float | None = None,
         momentum: Literal["history", "printed"] | None = None,

@@ -46,6 +46,7 @@ class EliminationSettings:
     """The share of the clients of a round, rounded down, that need not support a change of a converged model."""
     eliminate: bool = switch(True)
     """Whether what attackers pull towards is removed from the model."""
+
     def __post_init__(self) -> None:
         check(self)
 

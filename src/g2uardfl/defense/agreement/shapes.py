@@ -104,7 +104,7 @@ class UsualShapes:
         return math.exp(self.centre[0]) if any(len(one) for one in self.rounds) else 0.0
 
     def norm_limit(self, learning: float) -> float:
-        """The norm to which accepted updates are clipped: the usual one, and up to twice as much while clients learn."""
+        """The norm to which accepted updates are clipped: the usual one, twice as much while clients learn the same."""
         return (1 + learning) * self.usual_norm
 
     def state(self) -> SavedState:
