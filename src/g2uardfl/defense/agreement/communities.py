@@ -194,8 +194,8 @@ def number_of_clients(people: Numbers, rounds: Numbers) -> float:
 
     A client can get new ids, and it resembles its own past, so that ids alone would make a community of it. If N
     clients take part at random, a share 1/N of the pairs of submissions of different rounds has the same client
-    (Schnabel's estimate). Only pairs that are at least half of the rounds apart count, because ids that change from time
-    to time return for a while. Where no id returns nothing shows that it is not the same clients in all rounds.
+    (Schnabel's estimate). Only pairs that are at least half of the rounds apart count, because ids that change from
+    time to time return for a while. Where no id returns nothing shows that it is not the same clients in all rounds.
 
     >>> number_of_clients(np.array([0, 1, 2, 3, 4, 5]), np.array([1, 1, 2, 2, 3, 3]))
     2.0
