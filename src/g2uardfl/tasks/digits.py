@@ -6,15 +6,19 @@ The trigger sets the four pixels in the lower right corner to white; the attacke
 from __future__ import annotations
 
 from functools import cached_property
+from pathlib import Path
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from ..core.errors import ConfigError
 from .base import Pixels, Samples, Task, TrainingDefaults
 
 _WHITE = 16
 """The largest pixel value in scikit-learn's digits."""
+_WRONG_LABELS_SEED = 7
+"""Which labels are wrong does not depend on the seed of the run."""
 
 
 class SmallCnn(nn.Module):
@@ -35,7 +39,17 @@ class SmallCnn(nn.Module):
 
 
 class Digits(Task):
-    """Handwritten digits of 8x8 pixels: every fifth of the 1,797 images is a test image, which leaves 1,437."""
+    """Handwritten digits of 8x8 pixels: every fifth of the 1,797 images is a test image, which leaves 1,437.
+
+    Parameters
+    ----------
+    data_dir, model
+        As for every task.
+    wrong_labels
+        The share of the training images with a wrong label, from 0 to 1. Around a converged model honest clients have
+        next to nothing to learn, so that the norm of an update is enough to recognise an attacker; with wrong labels
+        they go on learning (default: 0.0).
+    """
 
     name = "digits"
     summary = "8x8 digits of scikit-learn, no download; backdoor: white corner -> 0"
@@ -48,6 +62,14 @@ class Digits(Task):
     pgd_radius = 0.5
     target = 0
 
+    def __init__(
+        self, *, data_dir: Path | str | None = None, model: str | None = None, wrong_labels: float = 0.0
+    ) -> None:
+        super().__init__(data_dir=data_dir, model=model)
+        if isinstance(wrong_labels, bool) or not isinstance(wrong_labels, int | float) or not 0 <= wrong_labels <= 1:
+            raise ConfigError(f"wrong_labels={wrong_labels!r} is not allowed: it must be a number from 0 to 1")
+        self.wrong_labels = wrong_labels
+
     @cached_property
     def _split(self) -> tuple[Samples, Samples]:
         from sklearn.datasets import load_digits
@@ -59,8 +81,14 @@ class Digits(Task):
         return Samples(x[~held_out], y[~held_out]), Samples(x[held_out], y[held_out])
 
     def load_train(self) -> Samples:
-        """The 1,437 training images."""
-        return self._split[0]
+        """The 1,437 training images, some of them with wrong labels."""
+        samples = self._split[0]
+        generator = torch.Generator().manual_seed(_WRONG_LABELS_SEED)
+        is_wrong = torch.rand(len(samples.y), generator=generator) < self.wrong_labels
+        others = (
+            samples.y + torch.randint(1, self.num_classes, samples.y.shape, generator=generator)
+        ) % self.num_classes
+        return Samples(samples.x, torch.where(is_wrong, others, samples.y))
 
     def load_test(self) -> Samples:
         """The 360 test images."""
