@@ -46,6 +46,8 @@ class G2uardFL(Guard):
     min_reputation
         (`default` profile) Below this benign score a client is held out even if nothing is found against its update; no
         single round brings a newcomer there (default: -0.7).
+    forget_after
+        (`default` profile) The reputation of a client that was absent from so many rounds is forgotten (default: 1000).
     rollback
         (`default` profile) Whether the model is rolled back once attackers are detected whose updates had been accepted
         (default: True).
@@ -147,6 +149,7 @@ class G2uardFL(Guard):
         conviction_step: float | None = None,
         recovery_step: float | None = None,
         min_reputation: float | None = None,
+        forget_after: int | None = None,
         rollback: bool | None = None,
         dissent: float | None = None,
         attribute_history: float | None = None,

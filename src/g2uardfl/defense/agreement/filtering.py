@@ -43,6 +43,8 @@ class FilteringSettings:
     min_reputation: float = number(-0.7, -1, 0)
     """Below this benign score a client is held out even if nothing is found against its update; no single round brings
     a newcomer there."""
+    forget_after: int = number(1000, 1, 10**9)
+    """The reputation of a client that was absent from so many rounds is forgotten."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -96,7 +98,7 @@ class ReputationFiltering(Filtering[SubmissionGraph, SubmissionPrior, Clusters, 
         malicious = flagged(suspicion, before, config.reputation_weight)
         accepted = ~malicious & (before >= config.min_reputation)
         after = updated_scores(before, np.maximum(suspicion, malicious), config.conviction_step, config.recovery_step)
-        self.reputation.write(evidence.clients, after)
+        self.reputation.write(evidence.clients, after, evidence.round, config.forget_after)
         self.learning.add(evidence.sketches[here][accepted])
         return AgreementJudgement(
             accepted=accepted,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 import numpy as np
 
@@ -16,26 +17,36 @@ _MIN_PROBABILITY = 1e-6
 
 
 class Reputation:
-    """The benign score of every client that was seen; 0 for all others."""
+    """The benign score of every client that took part in the last rounds; 0 for all others."""
 
     def __init__(self) -> None:
         self.scores: dict[ClientId, float] = {}
+        self.last_rounds: dict[ClientId, int] = {}
+        """The last round in which each client took part, in this order."""
 
     def read(self, clients: Sequence[ClientId]) -> Array:
         """The scores of `clients`."""
         return np.array([self.scores.get(client, 0.0) for client in clients])
 
-    def write(self, clients: Sequence[ClientId], scores: Array) -> None:
-        """Replace the scores of `clients`."""
-        self.scores.update({client: float(score) for client, score in zip(clients, scores, strict=True)})
+    def write(self, clients: Sequence[ClientId], scores: Array, number: int, forget_after: int) -> None:
+        """Replace the scores of the clients of round `number`; forget those who were absent from so many rounds."""
+        for client, score in zip(clients, scores, strict=True):
+            self.scores[client] = float(score)
+            self.last_rounds.pop(client, None)
+            self.last_rounds[client] = number
+        absent = list(takewhile(lambda client: self.last_rounds[client] < number - forget_after, self.last_rounds))
+        for client in absent:
+            del self.scores[client], self.last_rounds[client]
 
     def state(self) -> SavedState:
         """All scores."""
-        return SavedState({"scores": [[client, score] for client, score in self.scores.items()]})
+        return SavedState({"scores": [[one, self.scores[one], number] for one, number in self.last_rounds.items()]})
 
     def restore(self, state: SavedState) -> None:
         """Continue with saved scores."""
-        self.scores = {client: float(score) for client, score in state.values["scores"]}
+        saved = state.values["scores"]
+        self.scores = {client: float(score) for client, score, _ in saved}
+        self.last_rounds = {client: int(number) for client, _, number in saved}
 
 
 def flagged(suspicion: Array, scores: Array, weight: float) -> Mask:
