@@ -14,7 +14,7 @@ from ...core.updates import SentUpdates, each_block
 from .sketches import Sketches, cosines_with_others
 
 _ROUNDS = 5
-"""The common cosine is averaged over so many rounds; before the first ones it counts as 0."""
+"""The median of the cosines of so many rounds counts; before the first round they are 0."""
 _CONVERGED, _LEARNING = 0.02, 0.06
 """Common cosines of a converged model, and of clients that all learn the same. Measured on `digits`: 0.06 to 0.5 in
 training from scratch, α = 0.05 included, and at most 0.04 around a converged model."""
@@ -39,7 +39,7 @@ class Learning:
     @property
     def share(self) -> float:
         """How far the clients learn the same."""
-        common = sum(self.cosines) / _ROUNDS
+        common = float(np.median([*self.cosines, *[0.0] * (_ROUNDS - len(self.cosines))]))
         return float(np.clip((common - _CONVERGED) / (_LEARNING - _CONVERGED), 0.0, 1.0))
 
 

@@ -23,9 +23,6 @@ from .rollback import Snapshot, Snapshots
 
 _ROLLBACK_PROBABILITY = 0.99
 """Roll back when an accepted submission belongs to a community of attackers with at least this probability."""
-_MOSTLY_LEARNING = 0.5
-"""From this share of learning on nothing is undone or removed: all clients still learn the same, attackers among them,
-and too much would be lost."""
 _DELIBERATE = 0.25
 """Above this cosine the accepted clients' step is directed: against the attackers, or back to what was removed."""
 _HETEROGENEOUS = 1.5
@@ -115,14 +112,15 @@ class RollbackAndElimination(Elimination[SubmissionGraph, AgreementJudgement]):
         accepted = evidence.accepted.copy()
         accepted[evidence.here] = judgement.accepted
         poisoned = sorted(set(rounds[malicious & accepted].tolist()))
-        return None if judgement.learning > _MOSTLY_LEARNING else self.snapshots.before(poisoned)
+        # While clients learn the same, attackers do so, too, and too much would be lost.
+        return None if judgement.learning > 0 else self.snapshots.before(poisoned)
 
     def _may_remove(self, judgement: AgreementJudgement) -> bool:
         """Whether there is something to remove."""
         # Among heterogeneous clients a community may be honest, and the model would lose what only its members know.
         # Early in training everybody's step opposes whoever does not learn.
-        same_kind = judgement.heterogeneity < _HETEROGENEOUS and judgement.learning <= _MOSTLY_LEARNING
-        return self.settings.eliminate and judgement.colluding.sum() > 1 and same_kind
+        settled = judgement.heterogeneity < _HETEROGENEOUS and judgement.learning == 0
+        return self.settings.eliminate and judgement.colluding.sum() > 1 and settled
 
     def state(self) -> SavedState:
         """Snapshots, and what was removed."""
