@@ -16,6 +16,7 @@ from g2uardfl.aggregators import create
 from g2uardfl.aggregators.buffers import robust_mean, screen
 from g2uardfl.core.errors import ConfigError
 from g2uardfl.core.layout import ModelLayout
+from helpers.buffers import slow_mean
 from helpers.models import batch_norm_model, federation, perturbed, same
 from helpers.rules import RULES, make
 
@@ -176,22 +177,6 @@ def test_variances_stay_positive_whoever_is_accepted(rule):
 
 
 # The formula.
-
-
-def slow_mean(
-    values: Sequence[float], shares: Sequence[float], model: float, variance: bool = False, scale: float = 1.0
-) -> float:
-    """One value of the new model, from the clients' values of one coordinate."""
-    if len(values) >= 3:
-        centre = sorted(values)[(len(values) - 1) // 2]
-        reach = 2 * sorted(abs(value - centre) for value in values)[len(values) // 2]
-    else:
-        centre, reach = model, scale
-    high, low = centre + reach, centre - reach
-    if variance:
-        low = centre**2 / high if high > 0 else 0.0
-    clipped = [min(max(value, low), high) for value in values]
-    return sum(share * value for share, value in zip(shares, clipped, strict=True)) / sum(shares)
 
 
 def mean_of(name: str, model: np.ndarray, sent: Sequence[torch.Tensor], shares: Any) -> torch.Tensor:
