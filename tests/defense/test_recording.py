@@ -313,6 +313,23 @@ def test_a_round_without_some_of_its_clients_is_that_of_the_others_alone(fedavg_
         assert set(G2uardFL(profile, seed=0).judge(rest)) == set(rest.clients)
 
 
+def test_a_record_of_an_earlier_version_knows_the_axes_of_the_built_in_measurements(fedavg_record, tmp_path):
+    fedavg_record.save(tmp_path / "record")
+    state = read_state(tmp_path / "record", "record")
+    values = {name: value for name, value in state.values.items() if name != "client_axes"}
+    write_state(tmp_path / "record", "record", SavedState(values, state.arrays))
+    for earlier, one in zip(Record.load(tmp_path / "record").rounds, fedavg_record.rounds, strict=True):
+        assert earlier.client_axes == one.client_axes
+        assert equal(without(earlier, np.arange(10) < 4), without(one, np.arange(10) < 4))
+
+
+def test_a_measurement_without_axes_cannot_be_cut_and_the_error_names_it(fedavg_record):
+    one = fedavg_record.rounds[0]
+    axes = {name: axes for name, axes in one.client_axes.items() if name != "uu"}
+    with pytest.raises(StateError, match="does not say which axes of 'uu' run over clients"):
+        without(replace(one, client_axes=axes), np.arange(10) < 4)
+
+
 @pytest.mark.parametrize("missing", ["2.uu", "0.directions", "5.shapes", "clients", "layers", "measured", "numbers",
                                      "attacking", "notes"])  # fmt: skip
 def test_a_file_that_lacks_something_is_one_clear_error(fedavg_record, missing, tmp_path):
