@@ -91,6 +91,23 @@ def test_it_is_read_back_by_rounds(path):
     assert audit.damaged == 0
 
 
+def test_the_seconds_of_the_stages_are_read_back(path):
+    writer = AuditWriter(path, "g2uardfl")
+    writer.write(1, REPORT, {})
+    writer.write(2, report_on(7), {})
+    assert [record["stage_seconds"] for record in Audit(path).rounds] == [REPORT.seconds, {}]
+
+
+@pytest.mark.parametrize("seconds", ["none", [1.0], {"reading": "long"}, None])
+def test_a_line_with_impossible_seconds_is_damaged(path, seconds):
+    AuditWriter(path, "g2uardfl").write(1, REPORT, {})
+    *verdicts, line = written_lines(path)
+    path.write_text("".join(json.dumps(one) + "\n" for one in [*verdicts, {**line, "stage_seconds": seconds}]))
+    audit = Audit(path)
+    assert audit.damaged == 1
+    assert (audit.rounds[0]["note"], audit.rounds[0]["stage_seconds"]) == ("", {})
+
+
 def test_note_and_events_are_read_back(path):
     kept = model_kept("1 of at least 3 usable updates arrived")
     writer = AuditWriter(path, "g2uardfl")
@@ -109,7 +126,7 @@ def test_a_file_of_an_earlier_version_without_round_lines_is_read(path):
     without_round_lines(path)
     audit = Audit(path)
     assert rounds_of(path) == [(1, sorted(map(str, VERDICTS))), (2, ["7"])]
-    assert [(record["note"], record["events"]) for record in audit.rounds] == [("", []), ("", [])]
+    assert all((one["note"], one["events"], one["stage_seconds"]) == ("", [], {}) for one in audit.rounds)
     assert audit.damaged == 0
 
 
