@@ -176,6 +176,31 @@ def test_variances_stay_positive_whoever_is_accepted(rule):
     assert (make(rule, model).aggregate(model, clients).weights[VARIANCE] > 0.1).all()
 
 
+@pytest.mark.parametrize(("name", "declared"), [
+    ("norm.running_var", ()), ("norm/moving_variance", ()), ("moving_var", ()), ("norm.global_moving_var", ["*_var"])
+])  # fmt: skip
+def test_variances_of_other_frameworks_stay_positive_and_negative_ones_are_invalid(name, declared):
+    """Krum selects client 4, whose variances are 0: they are moved to m² / (m + 2 r), where m and r are 1."""
+    model = {"w": torch.zeros(1), name: torch.ones(1)}
+    weights, variances = (5.0, -4.0, 0.2, -0.2, 0.0, 0.05, 0.0), (2.0, 2.0, 1.0, 1.0, 0.0, 0.0, -0.5)
+    sent = {
+        client: {"w": torch.tensor([weight]), name: torch.tensor([variance])}
+        for client, (weight, variance) in enumerate(zip(weights, variances, strict=True))
+    }
+    result = create("krum", malicious_clients=1).aggregate(model, sent, buffers=declared)
+    assert result.verdicts[6].decision == "invalid"
+    assert result.verdicts[6].reason == f"The client sent a negative variance in {name!r}."
+    assert result.weights["w"].item() == 0
+    assert result.weights[name].item() == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("name", ["norm.moving_mean", "net/norm/moving_variance", "moving_var"])
+def test_statistics_of_other_frameworks_are_no_part_of_the_updates(name):
+    layout = ModelLayout.of({"net.weight": np.ones((2, 2)), name: np.ones(2)})
+    assert [entry.name for entry in layout.buffers] == [name]
+    assert layout.num_parameters == 4
+
+
 # The formula.
 
 
@@ -199,12 +224,12 @@ clients_and_shares = st.integers(1, 12).flatmap(
 )
 
 
-@pytest.mark.parametrize("name", ["running_mean", "running_var"])
+@pytest.mark.parametrize("name", ["running_mean", "moving_mean", "running_var", "moving_variance", "moving_var"])
 @given(drawn=clients_and_shares, model=st.floats(0, 100))
 def test_the_mean_of_a_statistic_is_that_of_its_formula(name, drawn, model):
     values, shares = drawn
     sent = [torch.tensor([value], dtype=torch.float64) for value in values]
-    expected = slow_mean(values, shares, model, name == "running_var", max(1.0, model))
+    expected = slow_mean(values, shares, model, "var" in name, max(1.0, model))
     assert mean_of(name, np.array([model]), sent, shares).item() == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 

@@ -78,6 +78,21 @@ def test_every_round_is_one_line_with_note_events_and_seconds(path):
     assert line["stage_seconds"] == {"reading": 0.5, "decision": 0.25}
 
 
+def test_an_audit_behind_a_link_is_rotated_and_read_like_any_other(path):
+    (path.parent / "folder").mkdir()
+    link = path.parent / "folder" / "link"
+    link.symlink_to(path)
+    writer = AuditWriter(link, "flame", max_bytes=1)
+    for number in (1, 2, 3):
+        writer.write(number, report_on(number), {})
+    assert link.is_symlink()
+    assert sorted(one.name for one in path.parent.glob("audit.jsonl*")) == [
+        f"audit.jsonl{end}" for end in ("", ".1", ".2")
+    ]
+    assert rounds_of(link) == rounds_of(path) == [(1, ["1"]), (2, ["2"]), (3, ["3"])]
+    assert Audit(link).name == "flame in link"
+
+
 def test_it_is_read_back_by_rounds(path):
     writer = AuditWriter(path, "flame")
     writer.write(1, REPORT, {})

@@ -26,6 +26,7 @@ from typing import Any, get_args
 
 from ..aggregators.base import ClientId, Decision, RoundReport
 from ..core.errors import ConfigError, StateError
+from ..core.files import real_path
 from .audit_files import BEGINNING, Line, line_hash, lines_of, repair, rotate
 from .lock import WriterLock
 
@@ -68,7 +69,7 @@ class AuditWriter:
     ) -> None:
         if max_bytes < 1:
             raise ConfigError(f"audit_max_bytes={max_bytes!r} is not allowed: it must be at least 1")
-        self.path = Path(path)
+        self.path = real_path(path)
         self.lock = WriterLock(path, "audit_path")
         self._rule, self._max_bytes = rule, max_bytes
         self._session = uuid.uuid4().hex[:12]
@@ -154,7 +155,7 @@ class Audit:
         self.rounds: list[dict[str, Any]] = []
         session = None
         try:
-            for line in lines_of(self.path):
+            for line in lines_of(real_path(path)):
                 content = _decoded(line.content)
                 self._follow(line, content)
                 entry = _checked(content)
