@@ -275,13 +275,13 @@ def test_numpy_integers_are_client_ids_that_can_be_recorded(tmp_path):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="file modes are POSIX")
-def test_a_record_is_for_everybody_to_read(tmp_path):
+def test_a_record_which_holds_sketches_under_the_guards_secret_is_for_its_owner_only(tmp_path):
     before = os.umask(0o022)
     try:
         Record().save(tmp_path / "record")
     finally:
         os.umask(before)
-    assert stat.S_IMODE((tmp_path / "record").stat().st_mode) == 0o644
+    assert stat.S_IMODE((tmp_path / "record").stat().st_mode) == 0o600
 
 
 def test_an_empty_record_is_saved_and_loaded(tmp_path):

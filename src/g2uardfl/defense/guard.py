@@ -21,6 +21,10 @@ from .profiles import PARTS, build_parts
 from .stages import Clustering, Construction, Elimination, Evidence, Filtering, Judgement, Stage, Step
 
 _KIND = "guard"
+_FIXED_SEED = (
+    "The guard has a fixed seed, its own or that of the saved state: whoever knows it can hide an attack, so use it in "
+    "simulations and tests only."
+)
 AnyGuard = TypeVar("AnyGuard", bound="Guard")
 
 
@@ -130,8 +134,9 @@ class Guard(Aggregator):
         return evidence, judgement
 
     def weaknesses(self, clients: int) -> list[str]:
-        """What weakens the stages in rounds of so many clients."""
-        return [sentence for part in self.parts.values() for sentence in part.weaknesses(clients)]
+        """What weakens the stages in rounds of so many clients, and a seed, which others may know."""
+        found = [sentence for part in self.parts.values() for sentence in part.weaknesses(clients)]
+        return found if self.seed is None else [*found, _FIXED_SEED]
 
     def state(self) -> SavedState:
         """Everything the guard remembers, its secret and its settings."""
@@ -144,7 +149,10 @@ class Guard(Aggregator):
         return SavedState.joined({name: part.state() for name, part in self.parts.items()}, values)
 
     def restore(self, state: SavedState) -> None:
-        """Continue from a saved state, bit for bit. Saved seed and secret replace this guard's; its settings stay."""
+        """Continue from a saved state, bit for bit. Saved seed and secret replace this guard's; its settings stay.
+
+        `weaknesses` says so if the saved seed is a fixed one.
+        """
         try:
             saved = state.values["settings"]
             if saved["profile"] != self.profile:

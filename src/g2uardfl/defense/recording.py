@@ -49,7 +49,7 @@ class Record:
         ]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write one file that holds every number exactly."""
+        """Write one file that holds every number exactly and that only its owner may read."""
         arrays = {
             f"{number}.{name}": array
             for number, observation in enumerate(self.rounds)
@@ -64,7 +64,7 @@ class Record:
             "attacking": [[bool(one) for one in truth] for truth in self.attacking],
             "notes": self.notes,
         }
-        write_state(path, _KIND, SavedState(document, arrays), public=True)
+        write_state(path, _KIND, SavedState(document, arrays))
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Record:
