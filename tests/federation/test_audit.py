@@ -19,6 +19,7 @@ from g2uardfl.aggregators.base import Event, RoundReport, Verdict, model_kept
 from g2uardfl.core.errors import ConfigError, StateError
 from g2uardfl.federation.audit import Audit, AuditWriter
 from g2uardfl.federation.audit_files import line_hash, lines_of
+from helpers.audits import audited_rounds
 from helpers.processes import running
 
 BIG = 2**64 - 3
@@ -39,10 +40,6 @@ def report_on(*clients) -> RoundReport:
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "audit.jsonl"
-
-
-def rounds_of(path):
-    return [(record["round"], sorted(record["verdicts"])) for record in Audit(path).rounds]
 
 
 def written_lines(path) -> list[dict]:
@@ -89,7 +86,7 @@ def test_an_audit_behind_a_link_is_rotated_and_read_like_any_other(path):
     assert sorted(one.name for one in path.parent.glob("audit.jsonl*")) == [
         f"audit.jsonl{end}" for end in ("", ".1", ".2")
     ]
-    assert rounds_of(link) == rounds_of(path) == [(1, ["1"]), (2, ["2"]), (3, ["3"])]
+    assert audited_rounds(link) == audited_rounds(path) == [(1, ["1"]), (2, ["2"]), (3, ["3"])]
     assert Audit(link).name == "flame in link"
 
 
@@ -98,7 +95,7 @@ def test_it_is_read_back_by_rounds(path):
     writer.write(1, REPORT, {})
     writer.write(2, report_on(7), {})
     audit = Audit(path)
-    assert rounds_of(path) == [(1, sorted(map(str, VERDICTS))), (2, ["7"])]
+    assert audited_rounds(path) == [(1, sorted(map(str, VERDICTS))), (2, ["7"])]
     assert audit.rounds[0]["verdicts"]["hospital 4"]["decision"] == "malicious"
     assert audit.counts() == {"accepted": 1, "malicious": 1, "held_out": 2, "invalid": 1}
     assert audit.clients == set(map(str, VERDICTS))
@@ -140,7 +137,7 @@ def test_a_file_of_an_earlier_version_without_round_lines_is_read(path):
     writer.write(2, report_on(7), {})
     without_round_lines(path)
     audit = Audit(path)
-    assert rounds_of(path) == [(1, sorted(map(str, VERDICTS))), (2, ["7"])]
+    assert audited_rounds(path) == [(1, sorted(map(str, VERDICTS))), (2, ["7"])]
     assert all((one["note"], one["events"], one["stage_seconds"]) == ("", [], {}) for one in audit.rounds)
     assert audit.damaged == 0
 
@@ -152,7 +149,7 @@ def test_a_round_that_a_killed_server_left_is_replaced_by_the_finished_one(path)
     resumed = AuditWriter(path, "g2uardfl")
     resumed.write(2, report_on(3), {})
     resumed.write(3, report_on(1), {})
-    assert rounds_of(path) == [(1, ["1"]), (2, ["3"]), (3, ["1"])]
+    assert audited_rounds(path) == [(1, ["1"]), (2, ["3"]), (3, ["1"])]
     assert Audit(path).rounds[1]["note"] == ""
     assert len(written_lines(path)) == 5 + 4, "nothing is ever deleted from an audit"
 
@@ -161,7 +158,7 @@ def test_a_federation_that_starts_anew_in_the_same_file_is_read_from_its_start(p
     for client in (1, 2):
         writer = AuditWriter(path, "g2uardfl")
         writer.write(1, report_on(client), {})
-    assert rounds_of(path) == [(1, ["2"])]
+    assert audited_rounds(path) == [(1, ["2"])]
 
 
 @pytest.mark.parametrize("cut", range(30, 300, 45))
@@ -173,7 +170,7 @@ def test_an_unfinished_line_is_cut_off_and_the_chain_continues(path, cut):
     assert (Audit(path).lines, Audit(path).damaged) == (complete, 0), "a reader does not need a writer"
     AuditWriter(path, "g2uardfl").write(2, report_on(1), {})
     audit = Audit(path)
-    assert rounds_of(path) == [(1, ["1", "2"][:complete]), (2, ["1"])]
+    assert audited_rounds(path) == [(1, ["1", "2"][:complete]), (2, ["1"])]
     assert (audit.broken_at, audit.damaged, audit.lines) == (None, 0, complete + 2)
 
 
