@@ -153,7 +153,7 @@ def test_a_profile_with_another_clustering_detects_attackers(mine):
 
 
 @pytest.mark.parametrize("name", ["MinePaper", "PaperMixture"])
-def test_the_papers_profile_with_another_clustering_detects_attackers_that_are_alike(mine, name):
+def test_the_papers_profile_with_another_clustering_detects_colluding_attackers(mine, name):
     guard = G2uardFL(f"spectral_profile:{name}", seed=0, **({"min_mean_edge": 0.0} if name == "MinePaper" else {}))
     model, flagged = odd_mlp(), []
     for number in range(4):

@@ -338,7 +338,7 @@ class Aggregator(ABC):
         """Called with the model's layout before a round is decided; a rule with memory checks that it still fits."""
 
     def weaknesses(self, clients: int) -> list[str]:
-        """What weakens the rule in rounds of so many clients, one sentence for each condition."""
+        """What weakens the rule in rounds of `clients` clients, one sentence for each condition."""
         return []
 
     def state(self) -> SavedState:

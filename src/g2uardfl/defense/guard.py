@@ -134,7 +134,7 @@ class Guard(Aggregator):
         return evidence, judgement
 
     def weaknesses(self, clients: int) -> list[str]:
-        """What weakens the stages in rounds of so many clients, and a seed, which others may know."""
+        """What weakens the stages in rounds of `clients` clients; a fixed seed weakens all of them."""
         found = [sentence for part in self.parts.values() for sentence in part.weaknesses(clients)]
         return found if self.seed is None else [*found, _FIXED_SEED]
 

@@ -145,7 +145,7 @@ class Stage(ABC):  # noqa: B024 - what a stage does is up to the four kinds belo
         self.secret, self.seed = seed, seed % 2**32
 
     def weaknesses(self, clients: int) -> list[str]:
-        """What weakens the stage in rounds of so many clients, one sentence for each condition."""
+        """What weakens the stage in rounds of `clients` clients, one sentence for each condition."""
         return []
 
     def state(self) -> SavedState:

@@ -34,7 +34,7 @@ class FilteringSettings:
     """κ4: how fast benign scores move."""
     score_update: ScoreUpdate = choice("signed", "signed", "printed")
     """Steps towards +1 and -1, or the multiplicative rule as printed, under which a score never changes its sign: the
-    first random draw then decides for ever, while the text wants negative values for malicious clients."""
+    initial random draw then determines it, while the text requires negative values for malicious clients."""
     score_init: ScoreInit = choice("variance", "variance", "deviation", "zero")
     """Whether 10^-3 in N(0, 10^-3) is the variance or the standard deviation of first scores, or all start at 0."""
 
