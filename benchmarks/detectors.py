@@ -48,7 +48,7 @@ COSINE_RELATION = 9.0
 HIDDEN, LATENT, STEPS, RATE = 32, 32, 150, 0.01
 """Layer widths, training steps and learning rate of the improved auto-encoder."""
 MANY = 5
-"""Rounds with at least so many attackers are counted together."""
+"""Rounds with at least this many attackers are counted together."""
 MIN_CLIENTS = 3
 """With fewer clients nobody is rejected, as in the guard."""
 
@@ -214,7 +214,7 @@ class Tally:
     honest: int = 0
     """All submissions of honest clients then."""
     by_attackers: dict[int, Detection] = field(default_factory=lambda: defaultdict(Detection))
-    """Number of attackers -> the decisions in rounds with so many."""
+    """Number of attackers -> the decisions in rounds with that many."""
     seconds: float = 0.0
     rounds: int = 0
 

@@ -27,9 +27,9 @@ import numpy as np
 _HONEST, _ATTACKERS = 8, 2
 """Clients of a round; attackers share a direction."""
 _LIFETIME = 40
-"""Every client has a new id after so many rounds."""
+"""The number of rounds after which every client has a new id."""
 _DISK_FULL_EVERY, _DISK_FULL_FOR = 100, 3
-"""The disk is full in the last three of so many rounds."""
+"""The disk is full in the last three of every hundred rounds."""
 _SHAPES = {"hidden.weight": (16, 12), "hidden.bias": (16,), "norm.running_mean": (16,), "output.weight": (4, 16)}
 _SERVE = "serve"
 

@@ -236,13 +236,14 @@ def test_the_note_joins_the_messages_of_events_and_the_remark_of_the_rule():
     assert found["stage_seconds"] == report.seconds
 
 
-def test_events_are_logged_as_information_and_rounds_without_a_decision_as_warnings(caplog):
-    model, rule = odd_mlp(), Averaging(events=(Event("rolled_back", "Rolled back."),))
+def test_rollbacks_and_kept_models_are_logged_as_warnings_and_other_events_as_information(caplog):
+    model, rule = odd_mlp(), Averaging(events=(Event("rolled_back", "Rolled back."), Event("eliminated", "Removed.")))
     with caplog.at_level(logging.INFO, logger="g2uardfl"):
         rule.aggregate(model, federation(model))
         rule.aggregate(model, federation(model, 2, 0), min_updates=3)
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
-        ("INFO", "averaging: Rolled back."),
+        ("WARNING", "averaging: Rolled back."),
+        ("INFO", "averaging: Removed."),
         ("WARNING", "averaging: 2 of at least 3 usable updates arrived: the global model was kept."),
     ]
 

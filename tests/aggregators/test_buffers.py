@@ -16,6 +16,7 @@ from g2uardfl.aggregators import create
 from g2uardfl.aggregators.buffers import robust_mean, screen
 from g2uardfl.core.errors import ConfigError
 from g2uardfl.core.layout import ModelLayout
+from helpers.buffers import slow_mean
 from helpers.models import batch_norm_model, federation, perturbed, same
 from helpers.rules import RULES, make
 
@@ -175,23 +176,32 @@ def test_variances_stay_positive_whoever_is_accepted(rule):
     assert (make(rule, model).aggregate(model, clients).weights[VARIANCE] > 0.1).all()
 
 
+@pytest.mark.parametrize(("name", "declared"), [
+    ("norm.running_var", ()), ("norm/moving_variance", ()), ("moving_var", ()), ("norm.global_moving_var", ["*_var"])
+])  # fmt: skip
+def test_variances_of_other_frameworks_stay_positive_and_negative_ones_are_invalid(name, declared):
+    """Krum selects client 4, whose variances are 0: they are moved to m² / (m + 2 r), where m and r are 1."""
+    model = {"w": torch.zeros(1), name: torch.ones(1)}
+    weights, variances = (5.0, -4.0, 0.2, -0.2, 0.0, 0.05, 0.0), (2.0, 2.0, 1.0, 1.0, 0.0, 0.0, -0.5)
+    sent = {
+        client: {"w": torch.tensor([weight]), name: torch.tensor([variance])}
+        for client, (weight, variance) in enumerate(zip(weights, variances, strict=True))
+    }
+    result = create("krum", malicious_clients=1).aggregate(model, sent, buffers=declared)
+    assert result.verdicts[6].decision == "invalid"
+    assert result.verdicts[6].reason == f"The client sent a negative variance in {name!r}."
+    assert result.weights["w"].item() == 0
+    assert result.weights[name].item() == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("name", ["norm.moving_mean", "net/norm/moving_variance", "moving_var"])
+def test_statistics_of_other_frameworks_are_no_part_of_the_updates(name):
+    layout = ModelLayout.of({"net.weight": np.ones((2, 2)), name: np.ones(2)})
+    assert [entry.name for entry in layout.buffers] == [name]
+    assert layout.num_parameters == 4
+
+
 # The formula.
-
-
-def slow_mean(
-    values: Sequence[float], shares: Sequence[float], model: float, variance: bool = False, scale: float = 1.0
-) -> float:
-    """One value of the new model, from the clients' values of one coordinate."""
-    if len(values) >= 3:
-        centre = sorted(values)[(len(values) - 1) // 2]
-        reach = 2 * sorted(abs(value - centre) for value in values)[len(values) // 2]
-    else:
-        centre, reach = model, scale
-    high, low = centre + reach, centre - reach
-    if variance:
-        low = centre**2 / high if high > 0 else 0.0
-    clipped = [min(max(value, low), high) for value in values]
-    return sum(share * value for share, value in zip(shares, clipped, strict=True)) / sum(shares)
 
 
 def mean_of(name: str, model: np.ndarray, sent: Sequence[torch.Tensor], shares: Any) -> torch.Tensor:
@@ -214,12 +224,12 @@ clients_and_shares = st.integers(1, 12).flatmap(
 )
 
 
-@pytest.mark.parametrize("name", ["running_mean", "running_var"])
+@pytest.mark.parametrize("name", ["running_mean", "moving_mean", "running_var", "moving_variance", "moving_var"])
 @given(drawn=clients_and_shares, model=st.floats(0, 100))
 def test_the_mean_of_a_statistic_is_that_of_its_formula(name, drawn, model):
     values, shares = drawn
     sent = [torch.tensor([value], dtype=torch.float64) for value in values]
-    expected = slow_mean(values, shares, model, name == "running_var", max(1.0, model))
+    expected = slow_mean(values, shares, model, "var" in name, max(1.0, model))
     assert mean_of(name, np.array([model]), sent, shares).item() == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 

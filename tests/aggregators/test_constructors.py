@@ -8,7 +8,14 @@ from g2uardfl import aggregators
 from g2uardfl.aggregators import Aggregator
 from g2uardfl.aggregators.krum import Krum
 from g2uardfl.core.errors import ConfigError
-from helpers.constructors import documented_defaults, impossible_values, keyword_defaults, other_values, settings_of
+from helpers.constructors import (
+    documented_defaults,
+    impossible_values,
+    keyword_defaults,
+    other_values,
+    settings_of,
+    unnamed_arguments,
+)
 
 RULES = [aggregators.find(name) for name in aggregators.names() if name != "g2uardfl"]
 
@@ -16,6 +23,12 @@ RULES = [aggregators.find(name) for name in aggregators.names() if name != "g2ua
 @pytest.mark.parametrize("rule", RULES)
 def test_the_arguments_are_the_settings_with_their_defaults(rule):
     assert keyword_defaults(rule) == settings_of(rule)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_argument_has_a_name(rule):
+    """An editor cannot complete what is behind `**settings`."""
+    assert unnamed_arguments(rule) == []
 
 
 @pytest.mark.parametrize("rule", RULES)

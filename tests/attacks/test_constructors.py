@@ -13,7 +13,14 @@ from g2uardfl.attacks.adaptive import Wrapper
 from g2uardfl.attacks.base import Attack
 from g2uardfl.core.errors import ConfigError
 from g2uardfl.core.settings import number
-from helpers.constructors import documented_defaults, impossible_values, keyword_defaults, other_values, settings_of
+from helpers.constructors import (
+    documented_defaults,
+    impossible_values,
+    keyword_defaults,
+    other_values,
+    settings_of,
+    unnamed_arguments,
+)
 
 ATTACKS = [attacks.find(name) for name in attacks.names()]
 WRAPPERS = [kind for kind in ATTACKS if issubclass(kind, Wrapper)]
@@ -22,6 +29,12 @@ WRAPPERS = [kind for kind in ATTACKS if issubclass(kind, Wrapper)]
 @pytest.mark.parametrize("kind", ATTACKS)
 def test_the_arguments_are_the_settings_with_their_defaults(kind):
     assert keyword_defaults(kind) == settings_of(kind)
+
+
+@pytest.mark.parametrize("kind", ATTACKS)
+def test_every_argument_has_a_name_but_those_of_an_inner_attack(kind):
+    """An editor cannot complete what is behind `**settings`."""
+    assert unnamed_arguments(kind) == (["inner_settings"] if kind in WRAPPERS else [])
 
 
 @pytest.mark.parametrize("kind", ATTACKS)

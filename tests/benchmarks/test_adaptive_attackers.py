@@ -14,12 +14,7 @@ from g2uardfl.core.state_files import SavedState
 from g2uardfl.simulation.start import fresh_weights
 from g2uardfl.training.local import share_predicted
 from helpers.attacking import TEAM, make_turn, moved_by, simulate
-from helpers.models import Patches, flat
-
-
-@pytest.fixture(scope="module")
-def patches() -> Patches:
-    return Patches()
+from helpers.models import flat
 
 
 @pytest.mark.parametrize("factor", [0.5, 3.0])

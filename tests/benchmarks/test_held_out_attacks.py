@@ -12,12 +12,7 @@ from g2uardfl.simulation.start import fresh_weights
 from g2uardfl.tasks.base import Samples
 from held_out_attacks import LabelFlipping, LittleIsEnough, Neurotoxin, Patch, SignFlipping
 from helpers.attacking import TEAM, make_turn, moved_by, simulate
-from helpers.models import Patches, flat
-
-
-@pytest.fixture(scope="module")
-def patches() -> Patches:
-    return Patches()
+from helpers.models import flat
 
 
 def enlisted(attack, task):

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from g2uardfl.defense.profiles import find, names
 from g2uardfl.defense.recording import Record
 from helpers.rounds import decisions, send, vector
 from make_records import Oracle, record
@@ -32,7 +33,7 @@ def test_the_oracle_keeps_the_model_where_everybody_attacks():
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_a_record_holds_all_rounds_with_attackers_and_the_measurements_of_both_profiles(tmp_path, clean):
+def test_a_record_holds_all_rounds_with_attackers_and_the_measurements_of_all_profiles(tmp_path, clean):
     settings = {"task": "digits", "attack": "black_box", "rounds": 3, "clients": 12, "per_round": 6, "pmr": 0.4}
     settings |= {"start": "scratch", "engine": "loop", "local_steps": 1, "evaluate_every": 3}
     record(settings, clean, str(tmp_path / "record.npz"))
@@ -42,4 +43,4 @@ def test_a_record_holds_all_rounds_with_attackers_and_the_measurements_of_both_p
     assert sum(map(np.sum, found.attacking)) > 0
     for observation, truth in zip(found.rounds, found.attacking, strict=True):
         assert len(observation.clients) == len(truth) == 6
-        assert set(observation.measured) == {"attributes", "gg", "gu", "uu", "shapes", "directions"}
+        assert set(observation.measured) == set().union(*(find(name).observer.client_axes for name in names()))

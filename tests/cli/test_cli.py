@@ -163,6 +163,36 @@ def test_a_task_and_a_defence_in_the_current_folder_are_used_by_their_addresses(
     assert json.loads((tmp_path / "own/summary.json").read_text())["rounds"] == 2
 
 
+KEEPS_THE_MODEL = '''
+from dataclasses import replace
+
+from g2uardfl.aggregators.base import Event, model_kept
+from g2uardfl.aggregators.fedavg import FedAvg
+
+
+class Keeps(FedAvg):
+    """A rule with events of both levels."""
+
+    name = "keeps"
+    summary = "says that it keeps the model"
+
+    def combine(self, round_):
+        return replace(super().combine(round_), events=(model_kept("For a test"), Event("eliminated", "Removed.")))
+'''
+
+
+@pytest.mark.slow
+def test_a_run_prints_each_kept_model_once_and_nothing_else(tmp_path):
+    (tmp_path / "keeps.py").write_text(KEEPS_THE_MODEL, encoding="utf-8")
+    rounds = ("--rounds", "2", "--clients", "6", "--per-round", "3", "--set", "start=scratch")
+    result = run_process([*PROGRAM, "run", "--defense", "keeps:Keeps", *rounds], tmp_path)
+    assert result.status == 0, result.stderr
+    for number in (1, 2):
+        assert result.stdout.count(f"round {number}: For a test: the global model was kept.") == 1
+    assert "Removed." not in result.stdout
+    assert result.stderr == ""
+
+
 IMPORTED = "; print(*({names!r} & set(sys.modules)))"
 """Prints which of some packages have been imported."""
 

@@ -146,17 +146,16 @@ def test_a_folder_in_place_of_a_state_file_is_an_error(tmp_path):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="file modes are POSIX")
-@pytest.mark.parametrize(("public", "mode"), [(False, 0o600), (True, 0o644)])
-def test_only_the_owner_may_read_a_state_file_unless_it_is_public(tmp_path, public, mode):
+def test_only_the_owner_may_read_a_state_file(tmp_path):
     path = tmp_path / "state"
     path.write_bytes(b"old")
     path.chmod(0o666)
     before = os.umask(0o022)
     try:
-        write_state(path, "example", STATE, public=public)
+        write_state(path, "example", STATE)
     finally:
         os.umask(before)
-    assert stat.S_IMODE(path.stat().st_mode) == mode
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 @pytest.mark.skipif(os.name != "posix", reason="file modes are POSIX")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from g2uardfl import G2uardFL, aggregators
@@ -11,9 +13,10 @@ from g2uardfl.core.errors import ConfigError, StateError
 from g2uardfl.core.state_files import read_state
 from g2uardfl.defense import profiles
 from g2uardfl.defense.profiles import PARTS, Profile
+from g2uardfl.defense.recording import Record, RoundRecorder, without
 from g2uardfl.defense.stages import Stage
 from helpers.federations import ATTACKERS, Federation, first_model
-from helpers.models import same
+from helpers.models import federation, odd_mlp, same
 from helpers.rounds import decisions
 
 SPECTRAL = '''
@@ -23,11 +26,13 @@ from dataclasses import dataclass
 
 import numpy as np
 from sklearn.cluster import SpectralClustering
+from sklearn.mixture import GaussianMixture
 
 from g2uardfl.core.settings import check, number
 from g2uardfl.defense.agreement import Default
-from g2uardfl.defense.stages import Clusters
-from g2uardfl.defense.stages import Clustering
+from g2uardfl.defense.paper import Paper
+from g2uardfl.defense.paper.observation import PaperObserver
+from g2uardfl.defense.stages import Clusters, Clustering
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,8 @@ class Spectral(Clustering):
     Settings = SpectralSettings
 
     def cluster(self, evidence, prior):
+        if len(evidence.nodes) < 4:
+            return None
         affinity = np.exp(evidence.edges)
         found = SpectralClustering(2, affinity="precomputed", random_state=self.seed).fit(affinity).labels_
         smaller = found == np.argmin(np.bincount(found))
@@ -60,6 +67,35 @@ class Mine(Default):
 
     summary = "spectral clustering of the similarity graph"
     clustering = Spectral
+
+
+class MinePaper(Paper):
+    """The paper's profile with this clustering."""
+
+    summary = "spectral clustering of the attributed client graph"
+    clustering = Spectral
+
+
+class Mixture(Clustering):
+    """Two Gaussian clusters of the attributes, with their probabilities."""
+
+    def cluster(self, evidence, prior):
+        found = GaussianMixture(2, covariance_type="diag", reg_covar=0.1, random_state=self.seed)
+        probabilities = found.fit(evidence.attributes).predict_proba(evidence.attributes)
+        return Clusters(probabilities.argmax(axis=1), probabilities.max(axis=1))
+
+
+class PaperMixture(Paper):
+    """The paper's profile with a mixture model, and a measurement of its own."""
+
+    clustering = Mixture
+
+    class observer(PaperObserver):
+        client_axes = {**PaperObserver.client_axes, "signs": (1,)}
+
+        def measure(self, round_):
+            signs = np.sign(np.stack([round_.update(row)[:5].numpy() for row in range(len(round_.clients))], axis=1))
+            return {**super().measure(round_), "signs": signs}
 
 
 class Unfit(Default):
@@ -114,6 +150,42 @@ def test_a_profile_with_another_clustering_detects_attackers(mine):
     caught = sum(attacks and refused for attacks, refused in truth)
     assert caught >= 0.8 * sum(attacks for attacks, _ in truth)
     assert caught >= 0.8 * sum(refused for _, refused in truth)
+
+
+@pytest.mark.parametrize("name", ["MinePaper", "PaperMixture"])
+def test_the_papers_profile_with_another_clustering_detects_colluding_attackers(mine, name):
+    guard = G2uardFL(f"spectral_profile:{name}", seed=0, **({"min_mean_edge": 0.0} if name == "MinePaper" else {}))
+    model, flagged = odd_mlp(), []
+    for number in range(4):
+        result = guard.aggregate(model, federation(model, 12, 3, seed=number))
+        flagged.append([client for client, one in result.verdicts.items() if one.decision == "malicious"])
+        model = result.weights
+        assert all(one.reason.endswith(".") for one in result.verdicts.values())
+        assert {result.verdicts[client].cluster for client in flagged[-1]} <= {0, 1}
+    assert flagged == [[9, 10, 11]] * 4
+    assert all(result.verdicts[client].benign_score < -0.5 for client in (9, 10, 11))
+
+
+def test_the_papers_profile_does_not_ask_about_too_few_clients_to_compare(mine):
+    model = odd_mlp()
+    result = G2uardFL("spectral_profile:PaperMixture", seed=0).aggregate(model, federation(model, 2, 1))
+    assert [event.kind for event in result.report.events] == ["not_compared"]
+    assert {one.decision for one in result.verdicts.values()} == {"accepted"}
+
+
+def test_a_record_of_its_own_measurement_is_saved_replayed_and_cut(mine, tmp_path):
+    guard, recorder, model = G2uardFL("spectral_profile:PaperMixture", seed=0), RoundRecorder(), odd_mlp()
+    sent = federation(model, 12, 3)
+    verdicts = guard.aggregate(model, sent, observers=[recorder]).verdicts
+    recorder.record.save(tmp_path / "record")
+    [observation] = Record.load(tmp_path / "record").rounds
+    again = G2uardFL("spectral_profile:PaperMixture", seed=0).judge(observation)
+    assert again == {client: replace(verdict, weight=None) for client, verdict in verdicts.items()}
+    excluded = np.array([client in (9, 10, 11) for client in observation.clients])
+    rest = without(observation, excluded)
+    assert np.array_equal(rest["signs"], observation["signs"][:, ~excluded])
+    assert np.array_equal(rest["attributes"], observation["attributes"][~excluded])
+    assert set(G2uardFL("spectral_profile:PaperMixture", seed=0).judge(rest)) == set(range(9))
 
 
 def test_its_verdicts_and_events_have_reasons(mine):

@@ -275,13 +275,13 @@ def test_numpy_integers_are_client_ids_that_can_be_recorded(tmp_path):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="file modes are POSIX")
-def test_a_record_is_for_everybody_to_read(tmp_path):
+def test_a_record_which_holds_sketches_under_the_guards_secret_is_for_its_owner_only(tmp_path):
     before = os.umask(0o022)
     try:
         Record().save(tmp_path / "record")
     finally:
         os.umask(before)
-    assert stat.S_IMODE((tmp_path / "record").stat().st_mode) == 0o644
+    assert stat.S_IMODE((tmp_path / "record").stat().st_mode) == 0o600
 
 
 def test_an_empty_record_is_saved_and_loaded(tmp_path):
@@ -311,6 +311,23 @@ def test_a_round_without_some_of_its_clients_is_that_of_the_others_alone(fedavg_
     assert np.array_equal(rest["uu"], one["uu"][:, kept][:, :, kept])
     for profile in names():
         assert set(G2uardFL(profile, seed=0).judge(rest)) == set(rest.clients)
+
+
+def test_a_record_of_an_earlier_version_knows_the_axes_of_the_built_in_measurements(fedavg_record, tmp_path):
+    fedavg_record.save(tmp_path / "record")
+    state = read_state(tmp_path / "record", "record")
+    values = {name: value for name, value in state.values.items() if name != "client_axes"}
+    write_state(tmp_path / "record", "record", SavedState(values, state.arrays))
+    for earlier, one in zip(Record.load(tmp_path / "record").rounds, fedavg_record.rounds, strict=True):
+        assert earlier.client_axes == one.client_axes
+        assert equal(without(earlier, np.arange(10) < 4), without(one, np.arange(10) < 4))
+
+
+def test_a_measurement_without_axes_cannot_be_cut_and_the_error_names_it(fedavg_record):
+    one = fedavg_record.rounds[0]
+    axes = {name: axes for name, axes in one.client_axes.items() if name != "uu"}
+    with pytest.raises(StateError, match="does not say which axes of 'uu' run over clients"):
+        without(replace(one, client_axes=axes), np.arange(10) < 4)
 
 
 @pytest.mark.parametrize("missing", ["2.uu", "0.directions", "5.shapes", "clients", "layers", "measured", "numbers",

@@ -47,6 +47,17 @@ def test_the_pages_profile_flags_attackers_and_survives_a_restart(guard, tmp_pat
     assert all(np.array_equal(first.weights[name], second.weights[name]) for name in model)
 
 
+def test_the_pages_stage_flags_attackers_in_the_papers_profile_too(guard):
+    other = g2uardfl.G2uardFL(profile="my_profile:SpectralPaper", min_similarity=0.0)
+    model = odd_mlp()
+    for seed in range(3):
+        result = other.aggregate(model, federation(model, 10, 3, seed=seed))
+        model = result.weights
+        malicious = [client for client, verdict in result.verdicts.items() if verdict.decision == "malicious"]
+        assert malicious == [7, 8, 9]
+        assert sum(verdict.decision == "accepted" for verdict in result.verdicts.values()) >= 4
+
+
 def test_the_pages_profile_has_its_own_settings_and_not_those_it_replaced(guard):
     assert guard.configuration()["min_similarity"] == 2.0
     with pytest.raises(ConfigError, match="min_lead is a setting of profile='default'"):
@@ -66,4 +77,5 @@ def test_every_event_of_the_guard_is_in_the_table():
     files = (ROOT / "src" / "g2uardfl").rglob("*.py")
     source = "".join(path.read_text(encoding="utf-8") for path in files)
     kinds = set(re.findall(r'Event\(\s*"(\w+)"', source))
-    assert kinds == set(re.findall(r"^\| `(\w+)` \| ", PAGE, re.MULTILINE)) - {"paper", "default"}
+    table = PAGE.partition("| event | meaning |\n")[2].partition("\n\n")[0]
+    assert kinds == set(re.findall(r"^\| `(\w+)` \| ", table, re.MULTILINE))

@@ -19,6 +19,7 @@ from g2uardfl.aggregators.base import Event, RoundReport, Verdict, model_kept
 from g2uardfl.core.errors import ConfigError, StateError
 from g2uardfl.federation.audit import Audit, AuditWriter
 from g2uardfl.federation.audit_files import line_hash, lines_of
+from helpers.audits import audited_rounds
 from helpers.processes import running
 
 BIG = 2**64 - 3
@@ -39,10 +40,6 @@ def report_on(*clients) -> RoundReport:
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "audit.jsonl"
-
-
-def rounds_of(path):
-    return [(record["round"], sorted(record["verdicts"])) for record in Audit(path).rounds]
 
 
 def written_lines(path) -> list[dict]:
@@ -78,17 +75,49 @@ def test_every_round_is_one_line_with_note_events_and_seconds(path):
     assert line["stage_seconds"] == {"reading": 0.5, "decision": 0.25}
 
 
+def test_an_audit_behind_a_link_is_rotated_and_read_like_any_other(path):
+    (path.parent / "folder").mkdir()
+    link = path.parent / "folder" / "link"
+    link.symlink_to(path)
+    writer = AuditWriter(link, "flame", max_bytes=1)
+    for number in (1, 2, 3):
+        writer.write(number, report_on(number), {})
+    assert link.is_symlink()
+    assert sorted(one.name for one in path.parent.glob("audit.jsonl*")) == [
+        f"audit.jsonl{end}" for end in ("", ".1", ".2")
+    ]
+    assert audited_rounds(link) == audited_rounds(path) == [(1, ["1"]), (2, ["2"]), (3, ["3"])]
+    assert Audit(link).name == "flame in link"
+
+
 def test_it_is_read_back_by_rounds(path):
     writer = AuditWriter(path, "flame")
     writer.write(1, REPORT, {})
     writer.write(2, report_on(7), {})
     audit = Audit(path)
-    assert rounds_of(path) == [(1, sorted(map(str, VERDICTS))), (2, ["7"])]
+    assert audited_rounds(path) == [(1, sorted(map(str, VERDICTS))), (2, ["7"])]
     assert audit.rounds[0]["verdicts"]["hospital 4"]["decision"] == "malicious"
     assert audit.counts() == {"accepted": 1, "malicious": 1, "held_out": 2, "invalid": 1}
     assert audit.clients == set(map(str, VERDICTS))
     assert audit.name == "flame in audit.jsonl"
     assert audit.damaged == 0
+
+
+def test_the_seconds_of_the_stages_are_read_back(path):
+    writer = AuditWriter(path, "g2uardfl")
+    writer.write(1, REPORT, {})
+    writer.write(2, report_on(7), {})
+    assert [record["stage_seconds"] for record in Audit(path).rounds] == [REPORT.seconds, {}]
+
+
+@pytest.mark.parametrize("seconds", ["none", [1.0], {"reading": "long"}, None])
+def test_a_line_with_impossible_seconds_is_damaged(path, seconds):
+    AuditWriter(path, "g2uardfl").write(1, REPORT, {})
+    *verdicts, line = written_lines(path)
+    path.write_text("".join(json.dumps(one) + "\n" for one in [*verdicts, {**line, "stage_seconds": seconds}]))
+    audit = Audit(path)
+    assert audit.damaged == 1
+    assert (audit.rounds[0]["note"], audit.rounds[0]["stage_seconds"]) == ("", {})
 
 
 def test_note_and_events_are_read_back(path):
@@ -108,8 +137,8 @@ def test_a_file_of_an_earlier_version_without_round_lines_is_read(path):
     writer.write(2, report_on(7), {})
     without_round_lines(path)
     audit = Audit(path)
-    assert rounds_of(path) == [(1, sorted(map(str, VERDICTS))), (2, ["7"])]
-    assert [(record["note"], record["events"]) for record in audit.rounds] == [("", []), ("", [])]
+    assert audited_rounds(path) == [(1, sorted(map(str, VERDICTS))), (2, ["7"])]
+    assert all((one["note"], one["events"], one["stage_seconds"]) == ("", [], {}) for one in audit.rounds)
     assert audit.damaged == 0
 
 
@@ -120,7 +149,7 @@ def test_a_round_that_a_killed_server_left_is_replaced_by_the_finished_one(path)
     resumed = AuditWriter(path, "g2uardfl")
     resumed.write(2, report_on(3), {})
     resumed.write(3, report_on(1), {})
-    assert rounds_of(path) == [(1, ["1"]), (2, ["3"]), (3, ["1"])]
+    assert audited_rounds(path) == [(1, ["1"]), (2, ["3"]), (3, ["1"])]
     assert Audit(path).rounds[1]["note"] == ""
     assert len(written_lines(path)) == 5 + 4, "nothing is ever deleted from an audit"
 
@@ -129,7 +158,7 @@ def test_a_federation_that_starts_anew_in_the_same_file_is_read_from_its_start(p
     for client in (1, 2):
         writer = AuditWriter(path, "g2uardfl")
         writer.write(1, report_on(client), {})
-    assert rounds_of(path) == [(1, ["2"])]
+    assert audited_rounds(path) == [(1, ["2"])]
 
 
 @pytest.mark.parametrize("cut", range(30, 300, 45))
@@ -141,7 +170,7 @@ def test_an_unfinished_line_is_cut_off_and_the_chain_continues(path, cut):
     assert (Audit(path).lines, Audit(path).damaged) == (complete, 0), "a reader does not need a writer"
     AuditWriter(path, "g2uardfl").write(2, report_on(1), {})
     audit = Audit(path)
-    assert rounds_of(path) == [(1, ["1", "2"][:complete]), (2, ["1"])]
+    assert audited_rounds(path) == [(1, ["1", "2"][:complete]), (2, ["1"])]
     assert (audit.broken_at, audit.damaged, audit.lines) == (None, 0, complete + 2)
 
 

@@ -87,6 +87,26 @@ def test_a_forked_process_does_not_keep_the_lock_of_a_server_that_was_killed(pat
         WriterLock(path, "state_path").require()
 
 
+def test_a_file_has_one_lock_whatever_links_lead_to_it(path):
+    (path.parent / "folder").mkdir()
+    (path.parent / "folder" / "link").symlink_to(path)
+    (path.parent / "other").symlink_to(path.parent / "folder")
+    names = [path, path.parent / "folder" / "link", path.parent / "other" / "link"]
+    for held in names:
+        lock = WriterLock(held, "state_path")
+        assert not any(taken_by_another_process(name) for name in names)
+        del lock
+        gc.collect()
+        assert all(taken_by_another_process(name) for name in names)
+
+
+def test_a_link_to_a_file_that_does_not_exist_yet_has_the_lock_of_that_file(path):
+    (path.parent / "link").symlink_to(path)
+    lock = WriterLock(path.parent / "link", "state_path")
+    assert not taken_by_another_process(path)
+    lock.require()
+
+
 def test_within_a_process_the_latest_object_may_write_and_an_earlier_one_may_not(path):
     first = WriterLock(path, "state_path")
     first.require()

@@ -25,7 +25,7 @@ def found(model, rule="g2uardfl", clients=10, min_replies=5, persistent_ids=True
     return weaknesses(create(rule, **settings), model, layout=ModelLayout.of(model), **options)
 
 
-@pytest.mark.parametrize("settings", [{"seed": 0}, {"profile": "paper", "seed": 0}], ids=["default", "paper"])
+@pytest.mark.parametrize("settings", [{}, {"profile": "paper"}], ids=["default", "paper"])
 def test_a_sound_federation_has_no_weakness(converged, settings):
     assert found(converged, **settings) == []
 
@@ -44,7 +44,7 @@ def test_a_sound_federation_has_no_weakness(converged, settings):
     ],
 )
 def test_each_condition_is_one_sentence(converged, changed, sentence):
-    (only,) = found(converged, **{"seed": 0, **changed})
+    (only,) = found(converged, **changed)
     assert sentence in only
 
 

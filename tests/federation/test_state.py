@@ -67,6 +67,18 @@ def test_rounds_memory_and_model_survive(path):
     assert rule.rounds.tolist() == [1, 1, 1]
 
 
+def test_a_state_behind_a_link_is_replaced_and_the_link_stays(path):
+    (path.parent / "folder").mkdir()
+    link = path.parent / "folder" / "link"
+    link.symlink_to(path)
+    file = StateFile(link)
+    for rounds in (1, 2):
+        file.save(FederationState.of(FedAvg(), MODEL, rounds, 0))
+        assert link.is_symlink()
+        assert FederationState.load(path).rounds_done == rounds
+    assert os.listdir(link.parent) == ["link"], "the file is written beside itself, not beside the link"
+
+
 def test_a_rule_without_memory_can_be_saved(path):
     FederationState.of(FedAvg(), MODEL, 1, 0).save(path)
     assert FederationState.load(path).restore(FedAvg(), path) == []

@@ -24,6 +24,12 @@ def keyword_defaults(kind: Any) -> dict[str, Any]:
     return {parameter.name: parameter.default for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
 
 
+def unnamed_arguments(kind: Any) -> list[str]:
+    """The arguments of the constructor that stand for any others."""
+    parameters = inspect.signature(kind).parameters.values()
+    return [one.name for one in parameters if one.kind in (one.VAR_KEYWORD, one.VAR_POSITIONAL)]
+
+
 def documented_defaults(kind: Any) -> dict[str, Any]:
     """The "(default: ...)" of every entry of the docstring's Parameters section."""
     found = re.search(r"Parameters\n-+\n(.*?)(?:\n\n|\Z)", inspect.getdoc(kind) or "", flags=re.DOTALL)

@@ -11,7 +11,7 @@ EVIDENCE, LEAD = 10.0, 1.5
 
 
 def noise(size: int, seed: int) -> np.ndarray:
-    """The similarity graph of submissions that have nothing in common: standard normal edges."""
+    """The similarity graph of independent submissions: standard normal edges."""
     upper = np.triu(np.random.default_rng(seed).normal(size=(size, size)), 1)
     return upper + upper.T
 

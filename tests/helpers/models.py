@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -129,3 +130,9 @@ class Patches(Task):
 
     def prepare(self, x: torch.Tensor) -> torch.Tensor:
         return x / 255 - 0.5
+
+
+@pytest.fixture(scope="session")
+def patches() -> Patches:
+    """The task, for the conftest files that import this fixture."""
+    return Patches()

@@ -322,6 +322,7 @@ class PaperGuard:
         best, plus, minus, d = pick_clients(Z, Q, P, s, kappa3=self.kappa3, alpha1=self.alpha1, alpha2=self.alpha2)
         s = updated_scores(s, plus, minus, P[:, best], self.kappa4, self.score_update)
         self.scores[selected] = s
+        self.raw_scores = dict(zip(selected, s, strict=True))
         self.shares = dict.fromkeys(selected, 0.0)
         members = sorted(plus)
         for i, share in zip(members, softmax_weights([d[i] for i in members], self.distance_weighting), strict=True):

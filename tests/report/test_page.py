@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import subprocess
@@ -73,28 +74,73 @@ def test_events_of_an_audit_are_in_a_table_by_round(tmp_path):
     assert rows[0] == ("2", "rolled back", ROLLED_BACK.message)
 
 
+def rows_of(page: str, heading: str) -> list[list[str]]:
+    """The cells of the table below a heading."""
+    rows = re.findall(r"<tr>(.*?)</tr>", page.partition(heading)[2].partition("</table>")[0])
+    return [re.findall(r"<t[hd].*?>(.*?)</t[hd]>", row) for row in rows]
+
+
+def test_notes_of_an_audit_are_in_a_table_without_the_messages_of_events(tmp_path):
+    lies = "Client 3: running_mean of 'bn' is far outside what the other clients send."
+    audit = write_audit(
+        tmp_path / "audit.jsonl",
+        RoundReport(VERDICTS, ROLLED_BACK.message, (ROLLED_BACK,)),
+        RoundReport(VERDICTS, f"{ROLLED_BACK.message} {lies}", (ROLLED_BACK,)),
+        RoundReport(VERDICTS, lies),
+        RoundReport(VERDICTS),
+        RoundReport(VERDICTS, "f was lowered."),
+    )
+    head, *rows = rows_of(render([audit], "title"), "<h2>Notes on rounds: g2uardfl in audit.jsonl</h2>")
+    assert head == ["round", "note"]
+    assert rows == [["2 to 3", html.escape(lies)], ["5", "f was lowered."]]
+
+
+def test_seconds_of_an_audit_are_in_a_table_by_stage(tmp_path):
+    seconds = [{"reading": 0.5, "decision": 1.0}, {"reading": 0.25, "decision": 3.0}, {"reading": 0.5, "decision": 2.0}]
+    audit = write_audit(
+        tmp_path / "audit.jsonl", *(RoundReport(VERDICTS, seconds=one) for one in seconds), RoundReport(VERDICTS)
+    )
+    head, *rows = rows_of(render([audit], "title"), "<h2>Seconds of the server: g2uardfl in audit.jsonl</h2>")
+    assert head == ["stage", "median s", "largest s", "in round", "rounds"]
+    assert rows == [
+        ["reading", "0.5000", "0.5000", "3", "3"],
+        ["decision", "2.0000", "3.0000", "2", "3"],
+        ["all stages", "2.5000", "3.2500", "2", "3"],
+    ]
+
+
+def test_a_page_without_notes_and_seconds_has_no_empty_tables(tmp_path):
+    page = render([write_audit(tmp_path / "audit.jsonl", RoundReport(VERDICTS))], "title")
+    assert "Notes on rounds" not in page
+    assert "Seconds of the server" not in page
+
+
 def test_no_text_of_others_becomes_markup(tmp_path):
-    audit = write_audit(tmp_path / "audit.jsonl", RoundReport(VERDICTS, SCRIPT, (ODD, ROLLED_BACK)))
+    audit = write_audit(tmp_path / "audit.jsonl", RoundReport(VERDICTS, SCRIPT, (ODD, ROLLED_BACK), {SCRIPT: 1.0}))
     page = render([audit], SCRIPT)
     assert SCRIPT not in page
-    assert page.count("&lt;script&gt;alert(1)&lt;/script&gt;") >= 5, "title, event, client and reason"
+    assert page.count("&lt;script&gt;alert(1)&lt;/script&gt;") >= 6, "title, event, note, stage, client and reason"
 
 
 @pytest.mark.slow
 def test_events_of_a_simulated_run_are_in_the_table_and_in_the_curves(finished):
     records = [{**record, "note": "", "events": []} for record in finished.rounds]
-    records[1]["events"] = [ROLLED_BACK.as_dict()]
+    records[1] |= {"events": [ROLLED_BACK.as_dict()], "note": f"{ROLLED_BACK.message} A remark."}
     run = object.__new__(FinishedRun)
     run.__dict__.update(finished.__dict__, rounds=records)
     page = render([run], "title")
     assert ROLLED_BACK.message in section(page)
+    assert rows_of(page, "<h2>Notes on rounds")[1:] == [["2", "A remark."]]
+    stages = [row[0] for row in rows_of(page, "<h2>Seconds of the server")]
+    assert stages == ["stage", "reading", "decision", "building the model", "all stages"]
     assert '"name":"rolled back"' in page
     assert '"name":"eliminated"' not in page
 
 
 def test_runs_of_earlier_versions_without_events_have_a_page(finished):
     run = object.__new__(FinishedRun)
-    old = [{name: value for name, value in r.items() if name not in ("note", "events")} for r in finished.rounds]
+    new = ("note", "events", "stage_seconds")
+    old = [{name: value for name, value in record.items() if name not in new} for record in finished.rounds]
     run.__dict__.update(finished.__dict__, rounds=old)
     page = render([run], "title")
     assert "Accuracy and attack success" in page

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 
 import pytest
 
@@ -69,3 +70,11 @@ def test_observers_are_called_with_defended_rounds_only():
     simulation.run()
     assert recorder.record.numbers == [3, 4, 5]
     assert [list(one.clients) for one in recorder.record.rounds] == [one["selected"] for one in simulation.records[2:]]
+
+
+def test_a_simulation_does_not_warn_of_its_own_fixed_seed(caplog, capsys):
+    simulation = Simulation(RunConfig(**SHORT, defense="g2uardfl", rounds=2))
+    assert any("fixed seed" in sentence for sentence in simulation.defense.weaknesses(10))
+    with caplog.at_level(logging.DEBUG):
+        simulation.run()
+    assert "fixed seed" not in caplog.text + "".join(capsys.readouterr())

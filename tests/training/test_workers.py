@@ -29,10 +29,10 @@ from helpers.processes import PATIENCE, running, wait_until_ended
 RECIPE = Recipe(lr=0.05, batch_size=16, epochs=2, steps=0, momentum=0.9, weight_decay=1e-4)
 FOR_DAYS = replace(RECIPE, steps=10**9)
 TOO_BRIGHT, DEADLY = 255, 254
-"""Samples that consist of this value make `Patches` raise an error or kill the worker process."""
+"""Samples that consist of this value make `FragilePatches` raise an error or kill the worker process."""
 
 
-class Patches(Task):
+class FragilePatches(Task):
     """Random patches; training depends on BatchNorm statistics, dropout and augmentation."""
 
     name = "patches"
@@ -98,20 +98,20 @@ def one_thread():
 
 
 @pytest.fixture(scope="module")
-def patches():
-    return Patches()
+def fragile():
+    return FragilePatches()
 
 
 @pytest.fixture(scope="module")
-def engine(patches):
-    with closing(WorkerEngine(patches, patches.build_model(), workers=2)) as engine:
+def engine(fragile):
+    with closing(WorkerEngine(fragile, fragile.build_model(), workers=2)) as engine:
         yield engine
 
 
 @pytest.fixture
-def own_engine(patches):
+def own_engine(fragile):
     """An engine for one test, which may break it."""
-    with closing(WorkerEngine(patches, patches.build_model(), workers=2)) as engine:
+    with closing(WorkerEngine(fragile, fragile.build_model(), workers=2)) as engine:
         yield engine
 
 
@@ -122,12 +122,12 @@ def jobs():
 
 
 @pytest.fixture
-def weights(patches):
-    return fresh_weights(patches, 1)
+def weights(fragile):
+    return fresh_weights(fragile, 1)
 
 
-def test_weights_buffers_and_counters_equal_those_of_the_loop_bit_for_bit(engine, patches, weights, jobs):
-    loop = LoopEngine(patches, patches.build_model())
+def test_weights_buffers_and_counters_equal_those_of_the_loop_bit_for_bit(engine, fragile, weights, jobs):
+    loop = LoopEngine(fragile, fragile.build_model())
     for _ in range(2):
         expected = loop.train(weights, jobs)
         found = engine.train(weights, jobs)
@@ -136,11 +136,11 @@ def test_weights_buffers_and_counters_equal_those_of_the_loop_bit_for_bit(engine
         weights = found[2]
 
 
-def test_weights_depend_neither_on_the_number_of_workers_nor_on_the_order_of_jobs(engine, patches, weights, jobs):
+def test_weights_depend_neither_on_the_number_of_workers_nor_on_the_order_of_jobs(engine, fragile, weights, jobs):
     expected = engine.train(weights, jobs)
     reverse = engine.train(weights, jobs[::-1])
     assert_same(reverse[::-1], expected)
-    with closing(WorkerEngine(patches, patches.build_model(), workers=1)) as single:
+    with closing(WorkerEngine(fragile, fragile.build_model(), workers=1)) as single:
         assert_same(single.train(weights, jobs), expected)
 
 
@@ -151,13 +151,13 @@ def test_results_are_not_overwritten_by_the_next_round(engine, weights, jobs):
     assert_same(first, kept)
 
 
-def test_clients_whose_samples_change_are_trained_on_the_new_ones(engine, patches, weights, jobs):
+def test_clients_whose_samples_change_are_trained_on_the_new_ones(engine, fragile, weights, jobs):
     engine.train(weights, jobs)
     changed = [
         replace(job, samples=random_samples(count, seed=50 + count))
         for job, count in zip(jobs, (90, 2, 3, 200, 33), strict=True)
     ]
-    assert_same(engine.train(weights, changed), LoopEngine(patches, patches.build_model()).train(weights, changed))
+    assert_same(engine.train(weights, changed), LoopEngine(fragile, fragile.build_model()).train(weights, changed))
 
 
 def test_samples_that_change_every_round_reuse_the_same_memory(engine, weights, jobs):
@@ -170,15 +170,15 @@ def test_no_jobs_give_no_weights(engine, weights):
     assert engine.train(weights, []) == []
 
 
-def test_a_client_with_two_jobs_in_a_round_is_trained_on_both_sets_of_samples(engine, patches, weights, jobs):
+def test_a_client_with_two_jobs_in_a_round_is_trained_on_both_sets_of_samples(engine, fragile, weights, jobs):
     twice = [jobs[0], replace(jobs[0], samples=random_samples(40, seed=99)), *jobs[1:]]
     for _ in range(2):
-        assert_same(engine.train(weights, twice), LoopEngine(patches, patches.build_model()).train(weights, twice))
+        assert_same(engine.train(weights, twice), LoopEngine(fragile, fragile.build_model()).train(weights, twice))
 
 
-def test_the_number_of_steps_replaces_the_number_of_epochs(engine, patches, weights, jobs):
+def test_the_number_of_steps_replaces_the_number_of_epochs(engine, fragile, weights, jobs):
     few = [replace(job, recipe=replace(RECIPE, steps=3)) for job in jobs]
-    assert_same(engine.train(weights, few), LoopEngine(patches, patches.build_model()).train(weights, few))
+    assert_same(engine.train(weights, few), LoopEngine(fragile, fragile.build_model()).train(weights, few))
 
 
 @pytest.mark.slow
@@ -207,8 +207,8 @@ def test_close_ends_all_processes_and_a_closed_engine_raises(own_engine, weights
         own_engine.train(weights, jobs)
 
 
-def test_an_engine_ends_its_processes_when_it_is_garbage(patches):
-    engine = WorkerEngine(patches, patches.build_model(), workers=1)
+def test_an_engine_ends_its_processes_when_it_is_garbage(fragile):
+    engine = WorkerEngine(fragile, fragile.build_model(), workers=1)
     process = engine._crew[0].process
     del engine
     gc.collect()
@@ -252,9 +252,9 @@ def test_weights_of_another_model_are_rejected(own_engine, weights, jobs):
         own_engine.train({name: value for name, value in weights.items() if name != "0.bias"}, jobs)
 
 
-def test_zero_workers_are_rejected(patches):
+def test_zero_workers_are_rejected(fragile):
     with pytest.raises(ConfigError, match="workers=0"):
-        WorkerEngine(patches, patches.build_model(), workers=0)
+        WorkerEngine(fragile, fragile.build_model(), workers=0)
 
 
 PROGRAM = """

@@ -31,6 +31,10 @@ logger = logging.getLogger("g2uardfl")
 
 Decision: TypeAlias = Literal["accepted", "held_out", "malicious", "invalid"]
 
+WARNED_EVENTS = frozenset({"rolled_back", "model_kept"})
+"""The kinds of events after which somebody should look at the round. Others, such as "eliminated", may come in every
+round."""
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -72,6 +76,11 @@ class Event:
     """One plain sentence."""
     details: Mapping[str, Any] = field(default_factory=dict)
     """Further values, for programs."""
+
+    @property
+    def level(self) -> int:
+        """The level at which the event is logged: WARNING for `WARNED_EVENTS`, INFO for all others."""
+        return logging.WARNING if self.kind in WARNED_EVENTS else logging.INFO
 
     def as_dict(self) -> dict[str, Any]:
         """The event as JSON values."""
@@ -309,7 +318,7 @@ class Aggregator(ABC):
             },
         )
         for event in outcome.events:
-            logger.log(logging.INFO if decided else logging.WARNING, "%s: %s", self.name, escaped(event.message))
+            logger.log(event.level, "%s: %s", self.name, escaped(event.message))
         for observe in observers if decided else ():
             observe(round_, outcome)
         return AggregationResult(weights, report, decided)
@@ -332,7 +341,7 @@ class Aggregator(ABC):
         """Called with the model's layout before a round is decided; a rule with memory checks that it still fits."""
 
     def weaknesses(self, clients: int) -> list[str]:
-        """What weakens the rule in rounds of so many clients, one sentence for each condition."""
+        """What weakens the rule in rounds of `clients` clients, one sentence for each condition."""
         return []
 
     def state(self) -> SavedState:

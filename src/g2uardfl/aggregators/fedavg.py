@@ -7,7 +7,7 @@ from .base import Aggregator, Outcome, Round, Verdict
 
 
 class FedAvg(Aggregator):
-    """G' = G + Σ n_i/n Δw_i over all usable updates.
+    """G' = G + Σ n_i/n Δw_i over all usable updates. It has no settings.
 
     References
     ----------
@@ -25,6 +25,9 @@ class FedAvg(Aggregator):
     summary = "plain average weighted by samples: no defence"
     checked_on_the_way = True
     uses_num_examples = True
+
+    def __init__(self) -> None:
+        super().__init__()
 
     def combine(self, round_: Round) -> Outcome:
         """Average the round by samples; equally if no client has samples."""

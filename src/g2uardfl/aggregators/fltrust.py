@@ -24,7 +24,7 @@ class FLTrust(NeedsServer):
 
     g_i are the clients' updates, g_0 is the server's own from `ServerContext.root_update`. Every update is scaled to
     the norm of g_0, up or down. Clients with a trust score of 0 are held out. If all scores are 0, or the server's
-    training changed nothing, the global model is kept.
+    training changed nothing, the global model is kept. It has no settings.
 
     References
     ----------
@@ -35,6 +35,9 @@ class FLTrust(NeedsServer):
     summary = "weights updates by their cosine similarity with one trained on the server's own root data"
     needs = "root data of its own to train on (root_update)"
     takes_root_data = True
+
+    def __init__(self) -> None:
+        super().__init__()
 
     def combine(self, round_: Round) -> Outcome:
         """Score, rescale and average the updates."""

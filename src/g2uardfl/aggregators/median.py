@@ -11,7 +11,7 @@ from .trimmed_mean import trimmed_mean
 class Median(Aggregator):
     """Each parameter moves by the median of its updates, or by the mean of the two middle ones if their number is even.
 
-    All clients have the same weight, whatever sample counts they report.
+    All clients have the same weight, whatever sample counts they report. It has no settings.
 
     References
     ----------
@@ -28,6 +28,9 @@ class Median(Aggregator):
     name = "median"
     summary = "takes the median of each parameter"
     checked_on_the_way = True
+
+    def __init__(self) -> None:
+        super().__init__()
 
     def combine(self, round_: Round) -> Outcome:
         """Take the median of each parameter."""

@@ -69,7 +69,7 @@ class TrimmedMean(Aggregator):
 
 
 def trimmed_clients(share: float, clients: int) -> int:
-    """⌊βn⌋, but at most so many that a value is left. The floor allows for the rounding of β to a binary number.
+    """⌊βn⌋, limited so that at least one value remains. The floor allows for the rounding of β to a binary number.
 
     >>> trimmed_clients(0.29, 100), trimmed_clients(0.5, 4)
     (29, 1)

@@ -14,8 +14,16 @@ from ..tasks.base import Samples
 from .base import Attack, mix_backdoor
 
 
-class BlackBox(Attack):
-    """Trains on `pdr` backdoored and `1 - pdr` own samples, with the honest recipe.
+class DataPoisoning(Attack):
+    """The base of attacks that train on `pdr` backdoored and `1 - pdr` own samples."""
+
+    def training_data(self, client: int, clean: Samples, pdr: float, generator: torch.Generator) -> Samples:
+        """The client's data with the backdoor mixed in."""
+        return mix_backdoor(self.task, clean, pdr, generator)
+
+
+class BlackBox(DataPoisoning):
+    """Trains on `pdr` backdoored and `1 - pdr` own samples, with the honest recipe. It has no settings.
 
     References
     ----------
@@ -25,6 +33,5 @@ class BlackBox(Attack):
     name = "black_box"
     summary = "data poisoning: own and backdoored samples, honest training"
 
-    def training_data(self, client: int, clean: Samples, pdr: float, generator: torch.Generator) -> Samples:
-        """The client's data with the backdoor mixed in."""
-        return mix_backdoor(self.task, clean, pdr, generator)
+    def __init__(self) -> None:
+        super().__init__()

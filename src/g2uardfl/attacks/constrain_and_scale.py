@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from ..core.settings import number
 from ..training.local import Recipe
 from .base import Model, Turn, moved
-from .black_box import BlackBox
+from .black_box import DataPoisoning
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class ConstrainAndScaleSettings:
     lr_factor: float = number(1.0, 0, 1000, above=True)
 
 
-class ConstrainAndScale(BlackBox):
+class ConstrainAndScale(DataPoisoning):
     """Trains on α L + (1 - α) ‖w - G‖ and scales the update.
 
     Parameters

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from ..core.settings import choice, number
 from ..training.local import Recipe
 from .base import Attack, Model, Turn, moved
-from .black_box import BlackBox
+from .black_box import DataPoisoning
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class PGDSettings:
     radius: float = number(0.0, 0, math.inf)
 
 
-class PGD(BlackBox):
+class PGD(DataPoisoning):
     """Black-box training, projected after every step onto the ball ‖w - G‖ <= ε over all parameters.
 
     Parameters

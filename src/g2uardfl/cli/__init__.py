@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from typing import Annotated
@@ -55,6 +56,10 @@ def main() -> None:
         # At any position: users append it to the command that failed.
         sys.argv.remove("--debug")
         os.environ["G2UARDFL_DEBUG"] = "1"
+    # Commands print the events of a run themselves; without a handler Python would print warnings once more.
+    logger = logging.getLogger("g2uardfl")
+    if not logger.handlers:
+        logger.addHandler(logging.NullHandler())
     # A third party's class is often in a file of the current folder.
     sys.path.append(os.getcwd())
     try:

@@ -12,13 +12,11 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from ..aggregators.base import WARNED_EVENTS
 from ..simulation.run import Callback
 
 if TYPE_CHECKING:
     from ..simulation.run import Simulation
-
-_PRINTED = ("rolled_back", "model_kept")
-"""The kinds of events that are printed; others may occur in every round."""
 
 
 def bar(console: Console) -> Progress:
@@ -76,7 +74,7 @@ class ProgressBar(Callback):
         refused = sum(decision != "accepted" for decision in decisions)
         self._progress.update(self._bar, advance=1, note=f"{self._scores}  refused {refused} of {len(decisions)}")
         for event in record["events"]:
-            if event["kind"] in _PRINTED:
+            if event["kind"] in WARNED_EVENTS:
                 self._progress.console.print(f"round {record['round']}: {event['message']}", highlight=False)
 
     def _show(self, acc: float, asr: float) -> None:

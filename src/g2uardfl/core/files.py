@@ -11,13 +11,20 @@ from pathlib import Path
 from typing import BinaryIO
 
 
+def real_path(path: str | os.PathLike[str]) -> Path:
+    """The absolute path of a file, behind symbolic links; the file need not exist."""
+    return Path(os.path.realpath(path))
+
+
 @contextmanager
 def atomic_write(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
     """Open a temporary file that replaces `path` when the block succeeds and is deleted when it fails.
 
-    A crash at any moment leaves either the old file or the complete new one at `path`. Only the owner may read a
-    `private` file, from its first byte; otherwise the umask decides (default: False).
+    A crash at any moment leaves either the old file or the complete new one at `path`. Where `path` is a symbolic link
+    it stays one, and the file behind it is replaced. Only the owner may read a `private` file, from its first byte;
+    otherwise the umask decides (default: False).
     """
+    path = real_path(path)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
     mode = 0o600 if private else 0o666
     try:
@@ -32,5 +39,6 @@ def atomic_write(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
 
 def delete_unfinished(path: Path) -> None:
     """Delete what killed writers of `path` have left; only a program that is its one writer may call this."""
+    path = real_path(path)
     for unfinished in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 32}.part"):
         unfinished.unlink(missing_ok=True)

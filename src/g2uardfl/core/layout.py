@@ -30,8 +30,9 @@ Weights = Mapping[str, Any]
 
 Kind = Literal["parameter", "statistic", "counter"]
 
-_STATISTICS = ("running_mean", "running_var")
-"""How the names of running statistics end in torch's normalisation layers."""
+_VARIANCES = ("running_var", "moving_variance", "moving_var")
+_STATISTICS = ("running_mean", "moving_mean", *_VARIANCES)
+"""How the names of running statistics end in the normalisation layers of torch, Keras and MXNet."""
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 """The dtypes of parameters; torch can store more, but not compute with them."""
 _LONGEST_NAME, _LONGEST_FORM = 60, 40
@@ -63,7 +64,7 @@ class Entry:
     @property
     def is_variance(self) -> bool:
         """Whether its values are variances, which are never negative."""
-        return self.kind == "statistic" and self.name.endswith("running_var")
+        return self.kind == "statistic" and self.name.endswith(_VARIANCES)
 
     @property
     def never_decreases(self) -> bool:
@@ -333,7 +334,7 @@ def _cast(value: Tensor, dtype: torch.dtype) -> Tensor:
 def _kind(name: str, tensor: Tensor, declared: bool) -> Kind:
     if not tensor.is_floating_point():
         return "counter"
-    return "statistic" if declared or name.rpartition(".")[2] in _STATISTICS else "parameter"
+    return "statistic" if declared or re.split("[./]", name)[-1] in _STATISTICS else "parameter"
 
 
 def _matching(names: Mapping[str, Any], patterns: Sequence[str]) -> set[str]:

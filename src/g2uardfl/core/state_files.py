@@ -54,10 +54,10 @@ class SavedState:
         return SavedState(self.values[name], arrays)
 
 
-def write_state(path: str | os.PathLike[str], kind: str, state: SavedState, *, public: bool = False) -> None:
+def write_state(path: str | os.PathLike[str], kind: str, state: SavedState) -> None:
     """Write `state` atomically; raises `StateError` if the file cannot be written.
 
-    A state can hold secrets, so that only its owner may read the file, unless it is `public` (default: False).
+    A state can hold secrets, so that only its owner may read the file.
     """
     target = Path(path)
     objects = [name for name, array in state.arrays.items() if array.dtype.hasobject]
@@ -66,7 +66,7 @@ def write_state(path: str | os.PathLike[str], kind: str, state: SavedState, *, p
     document = json.dumps({"kind": kind, "version": _VERSION, "values": state.values})
     members: dict[str, Any] = {_DOCUMENT: np.frombuffer(document.encode(), dtype=np.uint8), **state.arrays}
     try:
-        with atomic_write(target, private=not public) as file:
+        with atomic_write(target, private=True) as file:
             hashed = _Hashed(file)
             np.savez(hashed, **members)
             file.write(_checksum_line(hashed.digest.hexdigest()))

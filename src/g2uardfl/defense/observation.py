@@ -25,7 +25,9 @@ class Observation:
     clients: tuple[ClientId, ...]
     layers: tuple[str, ...]
     measured: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
-    """Named measurements; a profile's observer says which, and what their axes are."""
+    """Named measurements; a profile's observer says which."""
+    client_axes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """For each measurement its axes that run over clients (`Observer.client_axes`)."""
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         """One measurement."""
@@ -36,21 +38,17 @@ class Observation:
             )
         return self.measured[name]
 
-    def only(self, rows: npt.NDArray[Any], per_client: Mapping[str, tuple[int, ...]]) -> Observation:
-        """The same round without some of its clients.
-
-        Parameters
-        ----------
-        rows
-            The clients that stay.
-        per_client
-            For each measurement the axes that run over clients (`Observer.client_axes`).
-        """
+    def only(self, rows: npt.NDArray[Any]) -> Observation:
+        """The same round with the clients in `rows` alone."""
         measured = dict(self.measured)
         for name in measured:
-            for axis in per_client[name]:
+            if name not in self.client_axes:
+                raise StateError(
+                    f"this observation does not say which axes of {name!r} run over clients: record the rounds anew"
+                )
+            for axis in self.client_axes[name]:
                 measured[name] = measured[name].take(rows, axis=axis)
-        return Observation(tuple(self.clients[row] for row in rows), self.layers, measured)
+        return Observation(tuple(self.clients[row] for row in rows), self.layers, measured, self.client_axes)
 
 
 class Observer(Stage):
@@ -62,7 +60,7 @@ class Observer(Stage):
     def observe(self, round_: Round) -> Observation:
         """The round in numbers."""
         layers = tuple(layer.name for layer in round_.layout.layers)
-        return Observation(round_.clients, layers, self.measure(round_))
+        return Observation(round_.clients, layers, self.measure(round_), self.client_axes)
 
     def learn(self, evidence: Evidence) -> None:
         """Called with the graph that was built of the observation, once the round is decided; not in replays."""

@@ -49,7 +49,7 @@ class Record:
         ]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write one file that holds every number exactly."""
+        """Write one file that holds every number exactly and that only its owner may read."""
         arrays = {
             f"{number}.{name}": array
             for number, observation in enumerate(self.rounds)
@@ -60,10 +60,11 @@ class Record:
             "layers": list(self.rounds[0].layers) if self.rounds else [],
             "numbers": self.numbers,
             "measured": [sorted(observation.measured) for observation in self.rounds],
+            "client_axes": {name: axes for one in self.rounds for name, axes in one.client_axes.items()},
             "attacking": [[bool(one) for one in truth] for truth in self.attacking],
             "notes": self.notes,
         }
-        write_state(path, _KIND, SavedState(document, arrays), public=True)
+        write_state(path, _KIND, SavedState(document, arrays))
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Record:
@@ -71,11 +72,14 @@ class Record:
         state = read_state(path, _KIND)
         values = state.values
         try:
+            # Older records have built-in measurements only.
+            axes = {name: tuple(one) for name, one in values.get("client_axes", _built_in_axes()).items()}
             rounds = [
                 Observation(
                     tuple(clients),
                     tuple(values["layers"]),
                     {name: state.arrays[f"{number}.{name}"] for name in measured},
+                    {name: axes[name] for name in measured if name in axes},
                 )
                 for number, (clients, measured) in enumerate(zip(values["clients"], values["measured"], strict=True))
             ]
@@ -110,15 +114,19 @@ class RoundRecorder:
         own = (
             outcome.observation if isinstance(outcome.observation, Observation) else Observation(round_.clients, layers)
         )
-        measured = dict(own.measured)
+        measured, axes = dict(own.measured), dict(own.client_axes)
         for observer in self._observers:
             if not measured.keys() >= observer.client_axes.keys():
                 measured = {**observer.measure(round_), **measured}
-        self.record.rounds.append(replace(own, measured=measured))
+                axes = {**observer.client_axes, **axes}
+        self.record.rounds.append(replace(own, measured=measured, client_axes=axes))
         self.record.numbers.append(len(self.record.rounds) if round_.number is None else round_.number)
 
 
 def without(observation: Observation, excluded: npt.NDArray[np.bool_]) -> Observation:
     """The same round without some of its clients, for replays in which nobody attacks."""
-    axes = {name: axes for profile in names() for name, axes in find(profile).observer.client_axes.items()}
-    return observation.only(np.flatnonzero(~excluded), axes)
+    return observation.only(np.flatnonzero(~excluded))
+
+
+def _built_in_axes() -> dict[str, tuple[int, ...]]:
+    return {name: axes for profile in names() for name, axes in find(profile).observer.client_axes.items()}

@@ -74,6 +74,11 @@ class Clusters:
     twins: tuple[int | None, ...] = field(default=(), kw_only=True)
     """For each client of this round the row of one that sent almost the same; empty where none is searched for."""
 
+    @property
+    def distances(self) -> Array:
+        """For each node its distance from the centre of its cluster: 1 - `membership`, where there is no better one."""
+        return 1.0 - self.membership
+
     def describe(self, label: int) -> str:
         """What there is to say about an update of cluster `label`, as a clause of a reason."""
         return f"its update is in a cluster with {int(np.count_nonzero(self.labels == label)) - 1} others"
@@ -140,7 +145,7 @@ class Stage(ABC):  # noqa: B024 - what a stage does is up to the four kinds belo
         self.secret, self.seed = seed, seed % 2**32
 
     def weaknesses(self, clients: int) -> list[str]:
-        """What weakens the stage in rounds of so many clients, one sentence for each condition."""
+        """What weakens the stage in rounds of `clients` clients, one sentence for each condition."""
         return []
 
     def state(self) -> SavedState:

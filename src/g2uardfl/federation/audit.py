@@ -26,6 +26,7 @@ from typing import Any, get_args
 
 from ..aggregators.base import ClientId, Decision, RoundReport
 from ..core.errors import ConfigError, StateError
+from ..core.files import real_path
 from .audit_files import BEGINNING, Line, line_hash, lines_of, repair, rotate
 from .lock import WriterLock
 
@@ -68,7 +69,7 @@ class AuditWriter:
     ) -> None:
         if max_bytes < 1:
             raise ConfigError(f"audit_max_bytes={max_bytes!r} is not allowed: it must be at least 1")
-        self.path = Path(path)
+        self.path = real_path(path)
         self.lock = WriterLock(path, "audit_path")
         self._rule, self._max_bytes = rule, max_bytes
         self._session = uuid.uuid4().hex[:12]
@@ -129,12 +130,12 @@ class AuditWriter:
 class Audit:
     """An audit, read back from its files: the federation's rounds in the form of a simulated run's.
 
-    Rounds without a line of their own can be read, too: they have no note and no events.
+    Rounds without a line of their own can be read, too: they have no note, no events and no seconds.
 
     Attributes
     ----------
     rounds : list
-        For each round `round`, `time`, `verdicts` by client, `note` and `events`.
+        For each round `round`, `time`, `verdicts` by client, `note`, `events` and `stage_seconds`.
     damaged : int
         Lines that could not be read.
     lines : int
@@ -154,7 +155,7 @@ class Audit:
         self.rounds: list[dict[str, Any]] = []
         session = None
         try:
-            for line in lines_of(self.path):
+            for line in lines_of(real_path(path)):
                 content = _decoded(line.content)
                 self._follow(line, content)
                 entry = _checked(content)
@@ -190,12 +191,13 @@ class Audit:
     def _add(self, entry: dict[str, Any]) -> None:
         self.rule = entry["rule"]
         if not self.rounds or self.rounds[-1]["round"] != entry["round"]:
-            record = {"round": entry["round"], "time": entry["time"], "verdicts": {}, "note": "", "events": []}
-            self.rounds.append(record)
+            empty = {"verdicts": {}, "note": "", "events": [], "stage_seconds": {}}
+            self.rounds.append({"round": entry["round"], "time": entry["time"], **empty})
         if "client" in entry:
             self.rounds[-1]["verdicts"][entry["client"]] = entry
         else:
-            self.rounds[-1].update(note=entry["note"], events=entry["events"])
+            seconds = entry.get("stage_seconds", {})
+            self.rounds[-1].update(note=entry["note"], events=entry["events"], stage_seconds=seconds)
 
     @property
     def chain(self) -> str:
@@ -236,8 +238,9 @@ def _checked(entry: Any) -> dict[str, Any] | None:
             sound &= _are_texts(entry, "note") and all(
                 _are_texts(event, "kind", "message") for event in entry["events"]
             )
+            sound &= all(isinstance(value, int | float) for value in entry.get("stage_seconds", {}).values())
         return entry if sound else None
-    except (KeyError, TypeError):
+    except (AttributeError, KeyError, TypeError):
         return None
 
 

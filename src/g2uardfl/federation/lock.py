@@ -1,8 +1,8 @@
 """One server for each file: a second process that wants to write the same state or audit is refused.
 
 The lock is on a hidden file in the same folder, because the file itself is replaced (the state) or renamed (the audit).
-The operating system releases it when the process ends, however it ends. The hidden file stays: deleting it could let
-two servers in.
+Symbolic links are resolved, so that a file has one lock, whatever names it has. The operating system releases it when
+the process ends, however it ends. The hidden file stays: deleting it could let two servers in.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..core.errors import StateError
+from ..core.files import real_path
 
 try:
     import fcntl
@@ -43,8 +44,8 @@ class WriterLock:
 
     def __init__(self, path: str | os.PathLike[str], setting: str) -> None:
         self.path = Path(path)
-        folder = self.path.absolute().parent.resolve()
-        self._file = folder / f".{self.path.name}.lock"
+        real = real_path(path)
+        self._file = real.with_name(f".{real.name}.lock")
         self._owner = object()
         earlier = _held.get(self._file)
         descriptor = _locked(self._file, self.path, setting) if earlier is None else earlier[0]

@@ -9,8 +9,6 @@ from ..aggregators.base import ClientId, RoundReport, Verdict
 from ..core.text import escaped, shortened
 from .audit import DECISIONS
 
-_WARNED = frozenset({"rolled_back", "model_kept"})
-"""Events after which an operator should look at the round. Eliminations come in every round of the paper profile."""
 _NAMED_CLIENTS = 2
 """Clients that a line names for each decision; the audit has them all."""
 _LONGEST_REASON = 110
@@ -18,8 +16,8 @@ _LONGEST_REASON = 110
 
 
 def level(report: RoundReport) -> int:
-    """WARNING if the model was kept or rolled back; INFO otherwise."""
-    return logging.WARNING if any(event.kind in _WARNED for event in report.events) else logging.INFO
+    """The highest level of the round's events; INFO without events."""
+    return max((event.level for event in report.events), default=logging.INFO)
 
 
 def line(rule: str, round_number: int, report: RoundReport, seconds: float) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..aggregators.base import Aggregator
 from ..core.errors import StateError
-from ..core.files import delete_unfinished
+from ..core.files import delete_unfinished, real_path
 from ..core.state_files import SavedState, read_state, write_state
 from .lock import WriterLock
 
@@ -99,7 +99,7 @@ class StateFile:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        if not self.path.absolute().parent.is_dir():
+        if not real_path(path).parent.is_dir():
             raise StateError(f"the folder of state_path={path} does not exist: create it first")
         self.lock = WriterLock(path, "state_path")
         delete_unfinished(self.path)

@@ -13,8 +13,9 @@ from typing import Any
 from ..federation.audit import Audit
 from ..simulation.directory import FinishedRun
 from . import federation
-from .events import event_table, has_events, mark_events
+from .events import event_table, has_events, has_notes, mark_events, note_table
 from .parts import table
+from .timing import has_seconds, seconds_table
 
 Run = FinishedRun | Audit
 _STYLE = """
@@ -55,6 +56,8 @@ def render(runs: Sequence[Run], title: str) -> str:
         if has_events(run.rounds):
             heading = f"What the server did on its own: {html.escape(name_of(run))}"
             parts += [f"<h2>{heading}</h2>", event_table(run.rounds)]
+        if has_notes(run.rounds):
+            parts += [f"<h2>Notes on rounds: {html.escape(name_of(run))}</h2>", note_table(run.rounds)]
         scored = any("benign_score" in verdict for record in run.rounds for verdict in record["verdicts"].values())
         if scored:
             legend = "One line for each client" + (", red for attackers." if isinstance(run, FinishedRun) else ".")
@@ -65,6 +68,8 @@ def render(runs: Sequence[Run], title: str) -> str:
             ]
         if scored or isinstance(run, Audit):
             parts += [f"<h2>Last verdict on each client: {html.escape(name_of(run))}</h2>", _verdict_table(run)]
+        if has_seconds(run.rounds):
+            parts += [f"<h2>Seconds of the server: {html.escape(name_of(run))}</h2>", seconds_table(run.rounds)]
     return (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
         "<meta name='viewport' content='width=device-width, initial-scale=1'>"

@@ -18,6 +18,7 @@ from g2uardfl.defense.paper.scoring import (
     initial_score,
     updated_scores,
 )
+from g2uardfl.defense.stages import Clusters
 from helpers import reference
 
 
@@ -139,6 +140,15 @@ def test_an_empty_cluster_is_neither_benign_nor_malicious():
     assert found.malicious_cluster == 1
 
 
+def test_labels_may_be_any_numbers_and_distances_follow_from_the_membership():
+    """A clustering of one's own returns `stages.Clusters`; scikit-learn labels noise -1."""
+    plain = Clusters(np.array([7, 7, -1, 7, -1, 3]), np.array([0.9, 0.8, 0.0, 0.2, 0.0, 1.0]))
+    found = filtered(plain, [0.1, 0.1, -0.1, 0.1, -0.1, 0.0], score_percentile=0, distance_percentile=75)
+    assert (found.benign_cluster, found.malicious_cluster) == (7, -1)
+    assert members(found.accepted) == {0, 1}
+    assert members(found.malicious) == {2, 4}
+
+
 def test_no_client_is_flagged_where_two_clusters_have_the_same_score():
     found = filtered(on_a_line(0, 0, 10, 10), [0.25, 0.25, 0.25, 0.25])
     assert found.malicious_cluster is None
@@ -178,7 +188,7 @@ def test_scores_move_by_the_equation_of_the_rule(rule, clients, seed, kappa4):
     plus, minus = members(filtering.accepted), members(filtering.malicious)
     confidence = clusters.soft[:, filtering.benign_cluster]
     np.testing.assert_allclose(
-        updated_scores(scores, filtering, clusters.soft, kappa4, rule),
+        updated_scores(scores, filtering, clusters.membership, kappa4, rule),
         reference.updated_scores(scores, plus, minus, confidence, kappa4, rule),
         atol=1e-14,
     )
@@ -188,7 +198,7 @@ def one_of_each() -> tuple[ClusterFilter, np.ndarray]:
     """Client 0 accepted with confidence 0.8, client 1 held out, client 2 malicious."""
     mask = np.array
     filtering = ClusterFilter(0, 1, mask([True, False, False]), mask([False, False, True]))
-    return filtering, np.array([[0.8, 0.2], [0.6, 0.4], [0.1, 0.9]])
+    return filtering, np.array([0.8, 0.6, 0.9])
 
 
 @pytest.mark.parametrize(

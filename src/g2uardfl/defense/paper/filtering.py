@@ -12,9 +12,8 @@ from ...core.clipping import clip_factors
 from ...core.numerics import Array
 from ...core.settings import check, choice, number
 from ...core.state_files import SavedState
-from ..stages import Filtering, Judgement, Prior
+from ..stages import Clusters, Filtering, Judgement, Prior
 from .attributes import attribute_names
-from .autoencoder import LatentClusters
 from .clipping import average_median_norm
 from .construction import FEWEST_CLIENTS, AttributedGraph
 from .reasons import explain
@@ -35,7 +34,7 @@ class FilteringSettings:
     """κ4: how fast benign scores move."""
     score_update: ScoreUpdate = choice("signed", "signed", "printed")
     """Steps towards +1 and -1, or the multiplicative rule as printed, under which a score never changes its sign: the
-    first random draw then decides for ever, while the text wants negative values for malicious clients."""
+    initial random draw then determines it, while the text requires negative values for malicious clients."""
     score_init: ScoreInit = choice("variance", "variance", "deviation", "zero")
     """Whether 10^-3 in N(0, 10^-3) is the variance or the standard deviation of first scores, or all start at 0."""
 
@@ -53,8 +52,11 @@ class PaperJudgement(Judgement):
     """n: the running mean of median norms, to which updates are clipped."""
 
 
-class ClusterFiltering(Filtering[AttributedGraph, Prior, LatentClusters, PaperJudgement]):
-    """Accepts the benign cluster within both percentiles and flags the malicious one; keeps benign scores."""
+class ClusterFiltering(Filtering[AttributedGraph, Prior, Clusters, PaperJudgement]):
+    """Accepts the benign cluster within both percentiles and flags the malicious one; keeps benign scores.
+
+    Every label is a cluster of its own.
+    """
 
     Settings = FilteringSettings
 
@@ -68,12 +70,12 @@ class ClusterFiltering(Filtering[AttributedGraph, Prior, LatentClusters, PaperJu
         """The benign scores with which clients enter the round."""
         return Prior(self.scores.read(evidence.clients, evidence.round))
 
-    def judge(self, evidence: AttributedGraph, prior: Prior, clusters: LatentClusters | None) -> PaperJudgement:
+    def judge(self, evidence: AttributedGraph, prior: Prior, clusters: Clusters | None) -> PaperJudgement:
         """Filter by cluster and percentiles, and update benign scores."""
         config, before = self.settings, prior.scores
         self.median_norm = average_median_norm(self.median_norm, evidence.norms, evidence.round)
         clipping = clip_factors(evidence.norms, self.median_norm)
-        if clusters is None:
+        if clusters is None or not evidence.comparable:
             return self._accept_all(evidence, before, clipping)
         chosen = filter_clients(
             clusters,
@@ -82,7 +84,7 @@ class ClusterFiltering(Filtering[AttributedGraph, Prior, LatentClusters, PaperJu
             score_percentile=config.score_percentile,
             distance_percentile=config.distance_percentile,
         )
-        raw = updated_scores(before, chosen, clusters.soft, config.score_step, config.score_update)
+        raw = updated_scores(before, chosen, clusters.membership, config.score_step, config.score_update)
         reasons = explain(
             chosen,
             clusters,

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...core.numerics import Array
-from .autoencoder import LatentClusters
+from ..stages import Clusters
 from .scoring import ClusterFilter
 
 
 def explain(
     chosen: ClusterFilter,
-    clusters: LatentClusters,
+    clusters: Clusters,
     *,
     scores: Array,
     attributes: Array,

@@ -18,8 +18,7 @@ import numpy.typing as npt
 
 from ...aggregators.base import ClientId
 from ...core.numerics import Array
-from ..stages import Mask
-from .autoencoder import LatentClusters
+from ..stages import Clusters, Mask
 
 ScoreUpdate = Literal["printed", "signed"]
 ScoreInit = Literal["variance", "deviation", "zero"]
@@ -49,7 +48,7 @@ class ClusterFilter:
 
 
 def filter_clients(
-    clusters: LatentClusters,
+    clusters: Clusters,
     scores: Array,
     *,
     size_weight: float,
@@ -63,8 +62,9 @@ def filter_clients(
     accepted.
     """
     labels, distances = clusters.labels, clusters.distances
-    by_cluster = cluster_scores(labels, scores, len(clusters.centres), size_weight)
-    benign, worst = int(np.nanargmax(by_cluster)), int(np.nanargmin(by_cluster))
+    names, numbers = np.unique(labels, return_inverse=True)
+    by_cluster = cluster_scores(numbers, scores, len(names), size_weight)
+    benign, worst = int(names[np.argmax(by_cluster)]), int(names[np.argmin(by_cluster)])
     members = labels == benign
     accepted = (
         members
@@ -80,16 +80,17 @@ def filter_clients(
 
 
 def updated_scores(
-    scores: Array, filtering: ClusterFilter, soft: Array, step: float, rule: ScoreUpdate = "signed"
+    scores: Array, filtering: ClusterFilter, membership: Array, step: float, rule: ScoreUpdate = "signed"
 ) -> Array:
     """The benign scores after this round, before the normalisation by tanh.
 
     "printed" is the equation exactly as printed: s + κ4 |s| P_{i,p+} for C+ and s - κ4 |s| for C-, under which a score
-    never changes its sign. "signed" replaces it: s + κ4 (1 - s) P_{i,p+} for C+ and s - κ4 (1 + s) for C-.
+    never changes its sign. "signed" replaces it: s + κ4 (1 - s) P_{i,p+} for C+ and s - κ4 (1 + s) for C-. P_{i,p+} is
+    the `membership` of client i, since all clients of C+ are in the cluster p+.
     """
     result = np.array(scores, dtype=np.float64)
     plus, minus = filtering.accepted, filtering.malicious
-    confidence = soft[plus, filtering.benign_cluster]
+    confidence = membership[plus]
     if rule == "printed":
         result[plus] += step * np.abs(scores[plus]) * confidence
         result[minus] -= step * np.abs(scores[minus])
