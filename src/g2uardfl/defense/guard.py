@@ -21,7 +21,6 @@ from .profiles import PARTS, build_parts
 from .stages import Clustering, Construction, Elimination, Evidence, Filtering, Judgement, Stage, Step
 
 _KIND = "guard"
-)
 AnyGuard = TypeVar("AnyGuard", bound="Guard")
 
 
