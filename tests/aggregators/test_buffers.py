@@ -17,6 +17,7 @@ from g2uardfl.aggregators.buffers import robust_mean, screen
 from g2uardfl.core.errors import ConfigError
 from g2uardfl.core.layout import ModelLayout
 from helpers.models import batch_norm_model, federation, perturbed, same
+from helpers.rounds import slow_robust_mean
 from helpers.rules import RULES, make
 
 MEAN, VARIANCE, COUNTER = "1.running_mean", "1.running_var", "1.num_batches_tracked"
@@ -178,22 +179,6 @@ def test_variances_stay_positive_whoever_is_accepted(rule):
 # The formula.
 
 
-def slow_mean(
-    values: Sequence[float], shares: Sequence[float], model: float, variance: bool = False, scale: float = 1.0
-) -> float:
-    """One value of the new model, from the clients' values of one coordinate."""
-    if len(values) >= 3:
-        centre = sorted(values)[(len(values) - 1) // 2]
-        reach = 2 * sorted(abs(value - centre) for value in values)[len(values) // 2]
-    else:
-        centre, reach = model, scale
-    high, low = centre + reach, centre - reach
-    if variance:
-        low = centre**2 / high if high > 0 else 0.0
-    clipped = [min(max(value, low), high) for value in values]
-    return sum(share * value for share, value in zip(shares, clipped, strict=True)) / sum(shares)
-
-
 def mean_of(name: str, model: np.ndarray, sent: Sequence[torch.Tensor], shares: Any) -> torch.Tensor:
     """The robust mean of one array, in which all clients vote."""
     layout, weights = layout_of(name, model)
@@ -219,7 +204,7 @@ clients_and_shares = st.integers(1, 12).flatmap(
 def test_the_mean_of_a_statistic_is_that_of_its_formula(name, drawn, model):
     values, shares = drawn
     sent = [torch.tensor([value], dtype=torch.float64) for value in values]
-    expected = slow_mean(values, shares, model, name == "running_var", max(1.0, model))
+    expected = slow_robust_mean(values, shares, model, name == "running_var", max(1.0, model))
     assert mean_of(name, np.array([model]), sent, shares).item() == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
@@ -227,7 +212,7 @@ def test_the_mean_of_a_statistic_is_that_of_its_formula(name, drawn, model):
 def test_the_mean_of_a_counter_is_rounded_and_never_below_the_global_model(drawn, model):
     values, shares = [int(value) for value in drawn[0]], drawn[1]
     found = mean_of("num_batches_tracked", np.array([model]), [torch.tensor([value]) for value in values], shares)
-    assert found.item() == pytest.approx(max(slow_mean(values, shares, model), model), abs=0.5 + 1e-6)
+    assert found.item() == pytest.approx(max(slow_robust_mean(values, shares, model), model), abs=0.5 + 1e-6)
 
 
 def test_without_liars_the_result_is_close_to_the_weighted_mean():

@@ -186,11 +186,11 @@ def test_the_clipping_bound_is_the_median_over_all_clients_not_over_the_accepted
 def test_running_statistics_are_not_compared_and_receive_no_noise():
     model = batch_norm_model()
     clients = {i: perturbed(model, 5, size=0.01) for i in range(5)}
-    clients[4] = {**clients[4], "1.running_mean": model["1.running_mean"] + 1e4}
+    clients[4] = {**clients[4], "1.running_mean": clients[4]["1.running_mean"] + 10}
     result = FLAME(noise_factor=1.0, seed=0).aggregate(model, clients)
     assert accepted(result) == [0, 1, 2, 3, 4]
-    slow = np.mean([clients[i]["1.running_mean"].double().numpy() for i in range(5)], axis=0)
-    np.testing.assert_allclose(result.weights["1.running_mean"], slow, rtol=1e-6)
+    # Four of five send the same value, so that a robust mean is that value.
+    np.testing.assert_allclose(result.weights["1.running_mean"], clients[0]["1.running_mean"], rtol=1e-6)
     assert int(result.weights["1.num_batches_tracked"]) == 12
     assert not np.allclose(result.weights["0.weight"], clients[0]["0.weight"])
 

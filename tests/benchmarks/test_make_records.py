@@ -42,4 +42,5 @@ def test_a_record_holds_all_rounds_with_attackers_and_the_measurements_of_both_p
     assert sum(map(np.sum, found.attacking)) > 0
     for observation, truth in zip(found.rounds, found.attacking, strict=True):
         assert len(observation.clients) == len(truth) == 6
-        assert set(observation.measured) == {"attributes", "gg", "gu", "uu", "shapes", "directions"}
+        of_default = {"shapes", "directions", "renewed_directions", "renewals"}
+        assert set(observation.measured) == {"attributes", "gg", "gu", "uu"} | of_default
