@@ -1,4 +1,4 @@
-"""Clients who have a new id in each round: they resemble their own past, and must not be taken for a community."""
+"""Clients who get new ids: they resemble their own past, and must not be flagged as a community."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_federation_without_attackers_loses_nothing_to_new_ids():
     run.run()
     decisions = [verdict["decision"] for record in run.records for verdict in record["verdicts"].values()]
     assert decisions == ["accepted"] * 250
-    assert [event["kind"] for record in run.records for event in record["events"]] == ["small_steps"]
+    assert [event for record in run.records for event in record["events"]] == []
 
 
 def test_attackers_with_new_ids_are_flagged_as_with_fixed_ids():
@@ -84,17 +84,30 @@ def ids_of(seed: int, clients: int, per_round: int, rounds: int) -> tuple[np.nda
     return np.unique(drawn, return_inverse=True)[1], np.repeat(np.arange(rounds), per_round)
 
 
-@pytest.mark.parametrize(("clients", "rounds"), [(20, 15), (50, 6), (200, 30), (1000, 30)])
-def test_every_returning_id_counts_as_a_client_where_clients_are_drawn_at_random(clients, rounds):
+@pytest.mark.parametrize(("clients", "rounds"), [(20, 15), (50, 6), (50, 30), (200, 30), (1000, 30)])
+def test_nearly_every_id_counts_as_a_client_where_clients_are_drawn_at_random(clients, rounds):
+    shares = []
     for seed in range(20):
         ids, numbers = ids_of(seed, clients, 10, rounds)
-        assert number_of_clients(ids, numbers) >= 0.9 * len(np.unique(ids))
+        shares.append(number_of_clients(ids, numbers) / len(np.unique(ids)))
+    # The fewer ids return in rounds far apart, the more the estimate varies.
+    assert min(shares) >= 0.8
+    assert np.mean(shares) >= 0.95
+
+
+def test_ids_that_return_for_a_while_only_are_no_further_clients():
+    """Ten clients in all of thirty rounds; each gets a new id every third round."""
+    numbers, who = np.repeat(np.arange(30), 10), np.tile(np.arange(10), 30)
+    ids = np.unique(100 * who + (numbers + who) // 3, return_inverse=True)[1]
+    assert len(np.unique(ids)) > 100
+    assert number_of_clients(ids, numbers) == 10
 
 
 def test_the_number_of_clients_is_that_of_a_slow_count_of_pairs():
     for seed in range(10):
         ids, rounds = ids_of(seed, 30, 8, 6)
-        apart = [(a, b) for a in range(len(ids)) for b in range(a) if rounds[a] != rounds[b]]
+        # Of six rounds those that are three or more apart.
+        apart = [(a, b) for a in range(len(ids)) for b in range(a) if abs(rounds[a] - rounds[b]) >= 3]
         returned = sum(ids[a] == ids[b] for a, b in apart)
         expected = min(len(apart) / returned, len(set(ids.tolist())))
         assert number_of_clients(ids, rounds) == pytest.approx(max(expected, 8))
