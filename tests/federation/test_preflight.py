@@ -39,8 +39,8 @@ def test_a_sound_federation_has_no_weakness(converged, settings):
         ({"window": 40}, "use at least 50"),
         ({"persistent_ids": False}, "a client that restarts gets a new id"),
         ({"min_replies": 10}, "one failing client stops the training"),
-        ({"is_real": True}, "A fixed seed is set"),
-        ({"is_real": True, "rule": "flame"}, "A fixed seed is set"),
+        ({"is_real": True, "seed": 0}, "A fixed seed is set"),
+        ({"is_real": True, "rule": "flame", "seed": 0}, "A fixed seed is set"),
     ],
 )
 def test_each_condition_is_one_sentence(converged, changed, sentence):

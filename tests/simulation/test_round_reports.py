@@ -21,9 +21,8 @@ SHORT = {"task": "digits", "attack": "black_box", "engine": "loop", "start": "sc
 def rolled_back(tmp_path_factory):
     """A run in which the guard starts with a model under attack, so that it rolls the model back."""
     folder = tmp_path_factory.mktemp("run")
-    config = RunConfig(
-        task="digits", attack="black_box", defense="g2uardfl", rounds=30, defend_from=15, seed=3, engine="loop"
-    )
+    settings = {"task": "digits", "task_settings": {"wrong_labels": 0.15}, "attack": "black_box", "engine": "loop"}
+    config = RunConfig(**settings, defense="g2uardfl", rounds=30, defend_from=15, seed=3)
     Simulation(config).run([RunDirectory(folder)])
     return FinishedRun(folder)
 

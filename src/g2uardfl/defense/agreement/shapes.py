@@ -27,6 +27,9 @@ _PEAK_SCALE = 1.5
 _HOMOGENEOUS = 0.4
 """The standard deviation of log norms of clients with the same kind of data. Measured: up to 0.4, 0.6 to 0.7 under
 Dirichlet's α = 0.5, and 0.6 to 2 under α = 0.05."""
+_MAX_HETEROGENEITY = 2.0
+"""Beyond this the norms say nothing more about the kinds of data: around a converged model some clients have a thousand
+times as much left to learn as others."""
 
 
 def update_shapes(updates: Tensor | SentUpdates) -> Array:
@@ -95,8 +98,8 @@ class UsualShapes:
 
     @property
     def heterogeneity(self) -> float:
-        """How many times as much norms differ as those of clients with the same kind of data; at least 1."""
-        return max(1.0, float(self.deviation[0]) / _HOMOGENEOUS)
+        """How many times as much norms differ as those of clients with the same kind of data, from 1 to 2."""
+        return float(np.clip(self.deviation[0] / _HOMOGENEOUS, 1.0, _MAX_HETEROGENEITY))
 
     @property
     def usual_norm(self) -> float:
