@@ -171,7 +171,7 @@ def test_the_run_of_the_readme_prints_what_it_says(tmp_path):
     decisions = [dict(entry.split(" ", 1) for entry in line.split(", ")) for _, line in shown]
     assert [one.pop("5") for one in decisions] == ["malicious"] * ROUNDS, output
     missed = {number for number, one in enumerate(decisions, start=1) if one["1"] in ("invalid", "not asked")}
-    assert missed >= {3}
+    assert missed, output
     assert missed <= set(range(3, ROUNDS + 1)), output
     usable = [decision for one in decisions for decision in one.values() if decision not in ("invalid", "not asked")]
     assert usable.count("accepted") >= 0.9 * len(usable), output

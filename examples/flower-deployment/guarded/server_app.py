@@ -44,6 +44,8 @@ def main(grid: Grid, context: Context) -> None:
         timeout=float(settings["timeout"]),
         evaluate_fn=evaluate,
     )
-    np.savez(folder / "model.npz", **{name: array.numpy() for name, array in result.arrays.items()})
+    unfinished = folder / "unfinished.npz"
+    np.savez(unfinished, **{name: array.numpy() for name, array in result.arrays.items()})
+    unfinished.replace(folder / "model.npz")
     final = evaluate(strategy.rounds_done, result.arrays)
     print(f"after round {strategy.rounds_done}: accuracy {100 * float(final['accuracy']):.1f} %")
