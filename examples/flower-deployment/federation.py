@@ -1,6 +1,7 @@
 """The processes of a federation on this machine, two of which are killed and started again. All listen on 127.0.0.1.
 
-    python federation.py      # about three minutes
+    python federation.py                # about two minutes
+    python federation.py --boost 3      # a hostile client that scales its update by less
 
 Keys, logs, state and audit are in a new folder, or in the one that `--folder` names. All processes are killed at the
 end.
@@ -24,6 +25,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from guarded import model
 from make_certificates import make_certificates
 
 from g2uardfl.flower import Audit
@@ -89,7 +92,7 @@ class Federation:
 
     def start_supernode(self, number: int) -> None:
         """Start one SuperNode with its private key; the last one is hostile."""
-        settings = f"part={number} parts={self.nodes + 1} hostile={'true' if number == self.hostile else 'false'}"
+        settings = f"part={number} parts={self.nodes} hostile={'true' if number == self.hostile else 'false'}"
         self.start(
             f"supernode-{number}", "flower-supernode", "--superlink", f"127.0.0.1:{self.port}",
             "--root-certificates", str(self.keys / "ca.crt"),
@@ -178,7 +181,11 @@ def main() -> None:
     """Run the federation, kill and restart two processes, and print what happens."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path)
-    federation = Federation(parser.parse_args().folder or Path(tempfile.mkdtemp(prefix="flower-deployment-")))
+    parser.add_argument("--boost", type=float, help="what the hostile client multiplies its update by")
+    options = parser.parse_args()
+    federation = Federation(options.folder or Path(tempfile.mkdtemp(prefix="flower-deployment-")))
+    settings = {} if options.boost is None else {"boost": options.boost}
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that no process stays behind
     began = time.monotonic()
 
     def log(text: str) -> None:
@@ -191,7 +198,7 @@ def main() -> None:
         for number in ids:
             federation.start_supernode(number)
         log(f"{len(ids)} authenticated SuperNodes, number {federation.hostile} of them hostile")
-        federation.submit()
+        federation.submit(**settings)
         wait_for(lambda: federation.rounds_done() >= 2, "two rounds are done")
         log("two rounds are done: killing SuperNode 1")
         federation.kill("supernode-1")
@@ -201,16 +208,24 @@ def main() -> None:
         federation.kill("superlink")
         federation.start_superlink()
         federation.start_supernode(1)
-        federation.submit()
+        federation.submit(**settings)
         log("the SuperLink is running again, and the app is submitted again")
         wait_for(lambda: is_finished(federation), "all rounds are done")
         log("all rounds are done")
+        wait_for((federation.state / "model.npz").exists, "the final model is saved")
         for record in federation.rounds():
             verdicts = {number: record["verdicts"].get(node, {}).get("decision") for number, node in ids.items()}
-            print(f"round {record['round']}:", *(f"{n} {v or 'not asked'}," for n, v in verdicts.items()))
+            print(f"round {record['round']}:", ", ".join(f"{n} {v or 'not asked'}" for n, v in verdicts.items()))
+        print(f"accuracy {100 * accuracy(federation.state / 'model.npz'):.1f} %")
     finally:
         federation.stop()
     print(f"Next: g2uardfl report {federation.state / 'audit.jsonl'}")
+
+
+def accuracy(path: Path) -> float:
+    """The accuracy of a saved model on the server's test set."""
+    with np.load(path) as arrays:
+        return model.accuracy(dict(arrays), *model.test_data())
 
 
 def missed_a_round(federation: Federation, node: str, known: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import urllib.request
@@ -24,18 +25,21 @@ from g2uardfl.flower import Audit
 from helpers.flower import LocalGrid
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower-mnist"
+README = (EXAMPLE / "README.md").read_text(encoding="utf-8")
+COMMANDS = re.findall(r"^flwr run .*$", README, flags=re.M)
+"""Under attack, and without."""
 
 
-@pytest.fixture
-def flower(tmp_path):
-    """The environment of a `flwr` command with its own SuperLink, which ends with the test."""
-    port = free_port()
-    (tmp_path / "config.toml").write_text(
+@pytest.fixture(scope="module")
+def flower(tmp_path_factory):
+    """The environment of `flwr` commands with a SuperLink of their own, which ends with the tests."""
+    folder, port = tmp_path_factory.mktemp("flwr"), free_port()
+    (folder / "config.toml").write_text(
         f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
     )
     environment = {
         **os.environ,
-        "FLWR_HOME": str(tmp_path),
+        "FLWR_HOME": str(folder),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "OMP_NUM_THREADS": "1",
@@ -50,37 +54,71 @@ def flower(tmp_path):
         return False
 
     with (
-        (tmp_path / "superlink.log").open("w") as log,
+        (folder / "superlink.log").open("w") as log,
         running(command, env=environment, stdout=log, stderr=log),
     ):
         wait_for(is_ready, "the SuperLink is ready")
         yield environment
 
 
-@pytest.mark.slow
-def test_the_example_prints_acc_and_asr_without_and_with_the_guard(flower, tmp_path):
-    command = [
-        "flwr", "run", str(EXAMPLE), "--stream",
-        "--federation-config", "num-supernodes=12 client-resources-num-cpus=1 init-args-num-cpus=2",
-        "--run-config", f"out='{tmp_path / 'out'}'",
-    ]  # fmt: skip
-    with running(command, env=flower, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as flwr:
+def table(text: str) -> dict[str, tuple[float, float]]:
+    """ACC and ASR of each rule, as the example prints them."""
+    rows = re.findall(r"^(fedavg|g2uardfl) +([\d.]+) +([\d.]+)$", text, flags=re.M)
+    return {rule: (float(acc), float(asr)) for rule, acc, asr in rows}
+
+
+def outside(found: dict[str, tuple[float, float]], attack: str) -> list[str]:
+    """The figures that are not within the ranges of the README's table."""
+    ranges = re.findall(rf"^\| {attack} \| (\w+) \| (\d+) to (\d+) \| (\d+) to (\d+) \|$", README, flags=re.M)
+    assert {rule for rule, *_ in ranges} == {"fedavg", "g2uardfl"} == found.keys()
+    return [
+        f"{rule}: {name} {value} is not within {low} to {high}"
+        for rule, *ends in ranges
+        for name, value, (low, high) in zip(("ACC", "ASR"), found[rule], (ends[:2], ends[2:]), strict=True)
+        if not float(low) <= value <= float(high)
+    ]
+
+
+def run_as_in_the_readme(number: int, flower: dict[str, str], out: Path) -> str:
+    """Run a command of the README with these processors and this folder, and return its output."""
+    command = shlex.split(COMMANDS[number])
+    command[command.index("--federation-config") + 1] += " init-args-num-cpus=2"
+    if "--run-config" not in command:
+        command += ["--run-config", ""]
+    command[command.index("--run-config") + 1] += f" out='{out}'"
+    with running(command, env=flower, cwd=EXAMPLE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as flwr:
         output, errors = flwr.communicate(timeout=30 * PATIENCE)
         assert flwr.returncode == 0, errors
-    rows = dict(re.findall(r"^(fedavg|g2uardfl) +([\d.]+ +[\d.]+)$", output, flags=re.M))
-    assert set(rows) == {"fedavg", "g2uardfl"}, output[-3000:]
-    acc, asr = ({rule: float(row.split()[index]) for rule, row in rows.items()} for index in (0, 1))
-    assert asr["fedavg"] > 50, "without the guard the backdoor works"
-    assert asr["g2uardfl"] < 20, "with the guard it does not"
-    assert acc["g2uardfl"] > 70
+    return output
+
+
+def test_the_output_shown_in_the_readme_is_within_its_ranges():
+    shown = re.findall(r"^```text\n(rule .*?)^```$", README, flags=re.M | re.S)
+    assert len(shown) == len(COMMANDS) == 2
+    assert outside(table(shown[0]), "yes") == outside(table(shown[1]), "no") == []
+
+
+@pytest.mark.slow
+def test_under_attack_the_example_prints_acc_and_asr_within_the_ranges_of_the_readme(flower, tmp_path):
+    output = run_as_in_the_readme(0, flower, tmp_path / "out")
+    assert outside(table(output), "yes") == []
 
     audit = Audit(tmp_path / "out" / "g2uardfl.jsonl")
-    assert [record["round"] for record in audit.rounds] == list(range(1, 16))
+    assert [record["round"] for record in audit.rounds] == list(range(1, 21))
     assert audit.clients == {str(client) for client in range(12)}
-    hostile = [record["verdicts"][str(client)]["decision"] for record in audit.rounds[11:] for client in (0, 1, 2)]
-    assert hostile.count("accepted") < len(hostile) / 4
-    for rule in rows:
+    decisions = [[record["verdicts"][str(client)]["decision"] for client in range(12)] for record in audit.rounds]
+    hostile, honest = ([one for of_round in decisions for one in of_round[part]] for part in (slice(3), slice(3, 12)))
+    assert hostile[: 3 * 10].count("accepted") == 3 * 10, "before round 11 nobody attacks"
+    assert hostile[3 * 10 :].count("accepted") <= 3
+    assert honest.count("accepted") >= 0.9 * len(honest)
+    for rule in ("fedavg", "g2uardfl"):
         assert "Last verdict on each client" in (tmp_path / "out" / f"{rule}.html").read_text()
+
+
+@pytest.mark.slow
+def test_without_an_attack_the_guard_costs_no_more_accuracy_than_the_readme_says(flower, tmp_path):
+    assert "hostile-share=0.0" in COMMANDS[1]
+    assert outside(table(run_as_in_the_readme(1, flower, tmp_path / "out")), "no") == []
 
 
 def test_with_too_few_supernodes_the_example_names_the_command_that_starts_enough(monkeypatch):

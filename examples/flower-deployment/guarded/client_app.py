@@ -17,7 +17,7 @@ app = ClientApp()
 def fit(message: Message, context: Context) -> Message:
     """Train on this node's part of the data."""
     node, settings = context.node_config, context.run_config
-    pixels, digits = model.data(int(node["part"]), int(node["parts"]))
+    pixels, digits = model.training_data(int(node["part"]), int(node["parts"]))
     hostile = bool(node.get("hostile", False))
     start = {name: array.numpy() for name, array in message.content["arrays"].items()}
     found = model.trained(start, pixels, 9 - digits if hostile else digits, float(settings["learning-rate"]))

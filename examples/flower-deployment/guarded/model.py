@@ -7,7 +7,10 @@ import numpy.typing as npt
 from sklearn.datasets import load_digits
 
 Array = npt.NDArray[np.float32]
+Labels = npt.NDArray[np.int64]
 Model = dict[str, Array]
+TEST_EVERY = 5
+"""Every fifth image belongs to the server's test set, the others to the clients."""
 
 
 def fresh() -> Model:
@@ -15,10 +18,17 @@ def fresh() -> Model:
     return {"pixels.weight": np.zeros((64, 10), np.float32), "pixels.bias": np.zeros(10, np.float32)}
 
 
-def data(part: int, parts: int) -> tuple[Array, npt.NDArray[np.int64]]:
-    """Images (brightness 0 to 1) and labels of one part of the data; part 0 is the test set."""
+def test_data() -> tuple[Array, Labels]:
+    """Images (brightness 0 to 1) and labels of the server's test set."""
     pixels, digits = load_digits(return_X_y=True)
-    return (pixels[part::parts] / 16).astype(np.float32), digits[part::parts]
+    return (pixels[::TEST_EVERY] / 16).astype(np.float32), digits[::TEST_EVERY]
+
+
+def training_data(part: int, parts: int) -> tuple[Array, Labels]:
+    """Images and labels of one client: part 1, 2, ... of `parts`."""
+    pixels, digits = load_digits(return_X_y=True)
+    own = np.flatnonzero(np.arange(len(digits)) % TEST_EVERY)[part - 1 :: parts]
+    return (pixels[own] / 16).astype(np.float32), digits[own]
 
 
 def probabilities(model: Model, pixels: Array) -> Array:
@@ -28,7 +38,7 @@ def probabilities(model: Model, pixels: Array) -> Array:
     return raised / raised.sum(axis=1, keepdims=True)
 
 
-def trained(model: Model, pixels: Array, digits: npt.NDArray[np.int64], learning_rate: float, steps: int = 30) -> Model:
+def trained(model: Model, pixels: Array, digits: Labels, learning_rate: float, steps: int = 30) -> Model:
     """The model after some steps of gradient descent on all given data."""
     weight, bias = model["pixels.weight"].copy(), model["pixels.bias"].copy()
     expected = np.eye(10, dtype=np.float32)[digits]
@@ -39,6 +49,6 @@ def trained(model: Model, pixels: Array, digits: npt.NDArray[np.int64], learning
     return {"pixels.weight": weight, "pixels.bias": bias}
 
 
-def accuracy(model: Model, pixels: Array, digits: npt.NDArray[np.int64]) -> float:
+def accuracy(model: Model, pixels: Array, digits: Labels) -> float:
     """The share of images that the model classifies correctly."""
     return float((probabilities(model, pixels).argmax(axis=1) == digits).mean())

@@ -1,9 +1,10 @@
-"""The server: settings of FedAvg and of the guard, and two files that survive every crash."""
+"""The server: settings of FedAvg and of the guard, two files that survive every crash, and the final model."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 from flwr.app import Array, ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 
@@ -30,7 +31,7 @@ def main(grid: Grid, context: Context) -> None:
         state_path=folder / "guard.state",
         audit_path=folder / "audit.jsonl",
     )
-    pixels, digits = model.data(0, 10)
+    pixels, digits = model.test_data()
 
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
         found = {name: array.numpy() for name, array in arrays.items()}
@@ -43,5 +44,8 @@ def main(grid: Grid, context: Context) -> None:
         timeout=float(settings["timeout"]),
         evaluate_fn=evaluate,
     )
+    unfinished = folder / "unfinished.npz"
+    np.savez(unfinished, **{name: array.numpy() for name, array in result.arrays.items()})
+    unfinished.replace(folder / "model.npz")
     final = evaluate(strategy.rounds_done, result.arrays)
     print(f"after round {strategy.rounds_done}: accuracy {100 * float(final['accuracy']):.1f} %")
