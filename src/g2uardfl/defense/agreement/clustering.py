@@ -22,7 +22,7 @@ class ClusteringSettings:
     """The smallest difference of the Bayesian information criterion between one cluster and two."""
     min_lead: float = number(1.5, 0, math.inf)
     """How many times as strong as any other community in the graph those of attackers must be; times the heterogeneity
-    of the clients, and twice as many while they learn: honest clients with the same kind of data form communities, too."""
+    of the clients, and twice as many while they learn: honest clients with the same kind of data form communities."""
     twin_similarity: float = number(4.0, 0, math.inf)
     """The similarity (z-score) above which two clients of one round count as twins."""
 
