@@ -12,16 +12,24 @@ from g2uardfl.simulation.config import RunConfig
 from g2uardfl.simulation.directory import FinishedRun, RunDirectory
 from g2uardfl.simulation.run import Simulation
 
+DEFEND_FROM = 4
 STAGES = ["reading", "observation", "construction", "clustering", "filtering", "elimination", "building the model"]
 SHORT = {"task": "digits", "attack": "black_box", "engine": "loop", "start": "scratch"}
 
 
 @pytest.fixture(scope="module")
 def rolled_back(tmp_path_factory):
-    """A run in which the guard starts with a model under attack, so that it rolls the model back."""
+    """A run in which attackers send tiny updates in the guard's first round, so that it accepts them."""
     folder = tmp_path_factory.mktemp("run")
     config = RunConfig(
-        task="digits", attack="black_box", defense="g2uardfl", rounds=30, defend_from=15, seed=3, engine="loop"
+        task="digits",
+        attack="adaptive_attackers:TinyFirst(black_box)",
+        attack_settings={"rounds": DEFEND_FROM},
+        defense="g2uardfl",
+        rounds=12,
+        defend_from=DEFEND_FROM,
+        seed=3,
+        engine="loop",
     )
     Simulation(config).run([RunDirectory(folder)])
     return FinishedRun(folder)
@@ -36,7 +44,7 @@ def rollbacks(run):
 def test_a_rollback_is_recorded_with_the_round_that_was_restored(rolled_back):
     assert rollbacks(rolled_back)
     for number, event in rollbacks(rolled_back):
-        assert 15 <= event["round"] < number
+        assert DEFEND_FROM <= event["round"] < number
         assert f"rolled back to the start of round {event['round']}" in event["message"]
         assert event["message"] in rolled_back.rounds[number - 1]["note"]
 
