@@ -182,12 +182,11 @@ def attacked(draw):
     """Honest updates, arbitrary updates of a minority that may dissent, and the share that may."""
     clients, dissent = draw(st.integers(2, 20)), draw(dissents)
     attackers = draw(st.integers(0, min(int(dissent * clients + 1e-9), (clients - 1) // 2)))
-    rows = st.lists(
-        st.lists(values, min_size=3, max_size=3), min_size=clients - attackers, max_size=clients - attackers
-    )
-    hostile = st.floats(-1e6, 1e6)
-    theirs = st.lists(st.lists(hostile, min_size=3, max_size=3), min_size=attackers, max_size=attackers)
-    return draw(rows), draw(theirs), dissent
+
+    def rows_of(count: int, of: st.SearchStrategy) -> list[list[float]]:
+        return draw(st.lists(st.lists(of, min_size=3, max_size=3), min_size=count, max_size=count))
+
+    return rows_of(clients - attackers, values), rows_of(attackers, st.floats(-1e6, 1e6)), dissent
 
 
 @given(attacked())

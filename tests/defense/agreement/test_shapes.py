@@ -141,7 +141,7 @@ def test_a_minority_that_was_refused_does_not_move_the_usual_norm_beyond_those_o
 
 
 def test_z_scores_of_norm_and_peak_worked_by_hand():
-    # The median log norm is 0 and the median log peak -3, both with the smallest deviation, 0.25; peaks count 1.5 times.
+    # The medians are 0 and -3, both with the smallest deviation, 0.25; that of peaks counts 1.5 times.
     shapes = np.array([[0.0, -3.0]] * 7 + [[2.0, -3.0], [0.0, -1.5], [-9.0, -9.0]])
     scores = usual_after((shapes, np.ones(10))).z_scores(shapes, np.ones(10), ALLOWED)
     assert scores[:9].tolist() == pytest.approx([0] * 7 + [2 / 0.25, 1.5 / 0.25 / 1.5])
