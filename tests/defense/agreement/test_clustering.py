@@ -30,8 +30,8 @@ def evidence_with(edges):
     return replace(evidence, edges=edges)
 
 
-def clustered(edges, heterogeneity=1.0, **settings):
-    prior = SubmissionPrior(np.zeros(len(edges)), np.zeros(len(edges), bool), heterogeneity)
+def clustered(edges, heterogeneity=1.0, learning=0.0, **settings):
+    prior = SubmissionPrior(np.zeros(len(edges)), np.zeros(len(edges), bool), heterogeneity, learning)
     return CommunityClustering(ClusteringSettings(**settings), 0).cluster(evidence_with(edges), prior)
 
 
@@ -47,6 +47,12 @@ def kinds_and_attackers() -> np.ndarray:
 )
 def test_the_required_lead_grows_with_the_heterogeneity_of_the_clients(min_lead, heterogeneity, found):
     clusters = clustered(kinds_and_attackers(), heterogeneity, min_lead=min_lead)
+    assert np.flatnonzero(clusters.labels).tolist() == (list(ATTACKERS) if found else [])
+
+
+@pytest.mark.parametrize(("learning", "found"), [(0.0, True), (0.5, True), (1.0, False)])
+def test_the_required_lead_doubles_while_all_clients_learn_the_same(learning, found):
+    clusters = clustered(kinds_and_attackers(), learning=learning, min_lead=1.5)
     assert np.flatnonzero(clusters.labels).tolist() == (list(ATTACKERS) if found else [])
 
 
