@@ -1,4 +1,4 @@
-"""The worth of each ingredient of the default profile for detection, on recorded rounds.
+r"""The worth of each ingredient of the default profile for detection, on recorded rounds.
 
     python benchmarks/ablation.py records/*.npz
 
@@ -8,8 +8,11 @@ clients rejected) are means over the records; for the last column the attackers 
 
 A replay decides the recorded updates. It cannot show what follows from a decision: in a real run other accepted clients
 lead to another model, and to other updates. Nor can it show the worth of what changes the model alone, which is
-clipping, small first steps, rollback and elimination: use `benchmarks/defense_runs.py --defenses g2uardfl
-g2uardfl,rollback=false g2uardfl,eliminate=false`.
+clipping, consensus, rollback and elimination. Use real runs for these; the last two defences are the median and the
+mean in place of the consensus:
+
+    python benchmarks/defense_runs.py --attacks black_box --defenses g2uardfl g2uardfl,rollback=false \
+        g2uardfl,eliminate=false g2uardfl,dissent=0.5 g2uardfl,profile=ablation:PlainMean
 """
 
 from __future__ import annotations
@@ -30,16 +33,20 @@ import torch
 
 from detectors import name_of, spectral, split_of, with_truth
 from g2uardfl import G2uardFL
+from g2uardfl.aggregators.base import Round
+from g2uardfl.core.numerics import Array
 from g2uardfl.defense.agreement import Default
 from g2uardfl.defense.agreement.clustering import CommunityClustering, CommunityClusters, SubmissionPrior
 from g2uardfl.defense.agreement.communities import MIN_CLIENTS, Community
 from g2uardfl.defense.agreement.construction import NoiseJudgement, SimilarityConstruction, SubmissionGraph
-from g2uardfl.defense.agreement.filtering import ReputationFiltering
+from g2uardfl.defense.agreement.elimination import RollbackAndElimination
+from g2uardfl.defense.agreement.filtering import AgreementJudgement, ReputationFiltering
+from g2uardfl.defense.agreement.shapes import UsualShapes
 from g2uardfl.defense.agreement.twins import find_twins
 from g2uardfl.defense.agreement.window import Window
 from g2uardfl.defense.observation import Observation
 from g2uardfl.defense.recording import without
-from g2uardfl.defense.stages import Mask
+from g2uardfl.defense.stages import Step
 
 
 class ForgetfulConstruction(SimilarityConstruction):
@@ -86,12 +93,41 @@ class SpectralClustering(CommunityClustering):
         return CommunityClusters(members.astype(np.int64), members * 1.0, communities, twins=tuple(twins))
 
 
-class SizeBlindFiltering(ReputationFiltering):
-    """Does not compare the sizes of a round's updates with each other, only with those accepted before."""
+class CredulousShapes(UsualShapes):
+    """Counts every client in full in what is usual, and may convict most of a round."""
 
-    def outsized(self, evidence: SubmissionGraph) -> Mask:
-        """Nobody."""
-        return np.zeros(len(evidence.clients), dtype=bool)
+    def add(self, shapes: Array, weights: Array) -> None:
+        """With equal weights."""
+        super().add(shapes, np.ones(len(shapes)))
+
+    def z_scores(self, shapes: Array, weights: Array, allowed: float) -> Array:
+        """Without the rule that a round convicts no majority."""
+        return super().z_scores(shapes, np.zeros(len(shapes)), allowed)
+
+
+class CredulousFiltering(ReputationFiltering):
+    """Lets clients of bad reputation and members of communities determine which shapes are usual."""
+
+    def __init__(self, settings: Any, seed: int) -> None:
+        super().__init__(settings, seed)
+        self.shapes = CredulousShapes()
+
+
+class HomogeneousClustering(CommunityClustering):
+    """Requires the same lead of communities, however heterogeneous the clients are."""
+
+    def cluster(self, evidence: SubmissionGraph, prior: SubmissionPrior) -> CommunityClusters:
+        """Treat clients as if they had the same kind of data."""
+        return super().cluster(evidence, replace(prior, heterogeneity=1.0))
+
+
+class MeanElimination(RollbackAndElimination):
+    """Moves the model by the mean of the accepted, clipped updates, whether clients learn the same or not."""
+
+    def step(self, round_: Round, evidence: SubmissionGraph, judgement: AgreementJudgement) -> Step:
+        """A step without consensus; whether to roll back or remove is decided as in the default profile."""
+        step = super().step(round_, evidence, judgement)
+        return step if step.restored is not None else replace(step, vector=round_.weighted_sum(step.weights))
 
 
 class Forgetful(Default):
@@ -118,20 +154,32 @@ class Spectral(Default):
     clustering = SpectralClustering
 
 
-class SizeBlind(Default):
-    """The default profile without outsized updates."""
+class Credulous(Default):
+    """The default profile in which every client determines what is usual."""
 
-    filtering = SizeBlindFiltering
+    filtering = CredulousFiltering
+
+
+class Homogeneous(Default):
+    """The default profile with one lead for all federations."""
+
+    clustering = HomogeneousClustering
+
+
+class PlainMean(Default):
+    """The default profile without consensus. A replay cannot tell it from the default profile."""
+
+    elimination = MeanElimination
 
 
 ROWS: dict[str, dict[str, Any]] = {
     "all": {},
     "without earlier rounds": {"profile": "ablation:Forgetful"},
     "without communities": {"min_evidence": math.inf},
-    "without a lead over other communities": {"min_lead": 0.0, "heterogeneous_lead": 0.0},
-    "without a larger lead among heterogeneous clients": {"heterogeneous_lead": Default.defaults()["min_lead"]},
+    "without a lead over other communities": {"min_lead": 0.0},
+    "without a larger lead among heterogeneous clients": {"profile": "ablation:Homogeneous"},
     "without outliers": {"outlier_z_score": 1e9},
-    "without outsized updates": {"profile": "ablation:SizeBlind"},
+    "with usual shapes of all clients alike": {"profile": "ablation:Credulous"},
     "without twins": {"twin_similarity": math.inf},
     "without reputations": {"reputation_weight": 0.0, "min_reputation": -1.0},
     "without suspects in the clustering": {"profile": "ablation:Trusting"},

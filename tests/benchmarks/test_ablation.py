@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import ablation
 from g2uardfl import G2uardFL
 from g2uardfl.defense.recording import Record
 from g2uardfl.defense.stages import Stage
+from helpers.federations import first_model, messages
+from helpers.models import flat
 
 pytestmark = pytest.mark.slow
 
@@ -73,6 +77,27 @@ def test_a_forgetful_graph_has_the_submissions_of_one_round(path):
     for observation in Record.load(path).rounds[:3]:
         guard.judge(observation)
         assert guard.construction.window.clients == list(observation.clients)
+
+
+def test_in_the_profile_without_consensus_the_model_moves_by_the_weighted_mean():
+    guard, model = G2uardFL(profile="ablation:PlainMean", seed=0), first_model()
+    for number in range(1, 4):
+        sent = messages(model, 0, number, range(20, 30))
+        result = guard.aggregate(model, sent)
+        mean = sum(verdict.weight * (flat(sent[client]) - flat(model)) for client, verdict in result.verdicts.items())
+        torch.testing.assert_close(flat(result.weights) - flat(model), mean, rtol=0, atol=1e-6)
+        assert mean.norm() > 0.05
+        model = result.weights
+
+
+def test_the_defences_of_the_real_runs_exist():
+    command = ablation.__doc__.split("--defenses ")[1].replace("\\", "").split()
+    assert len(command) == 5
+    for defense in command:
+        _, *settings = defense.split(",")
+        values = dict(one.split("=") for one in settings)
+        typed = {name: value if name == "profile" else json.loads(value) for name, value in values.items()}
+        assert G2uardFL(**typed).configuration().items() >= typed.items()
 
 
 def test_the_command_prints_one_row_for_each_variant(path, monkeypatch, capsys):

@@ -209,7 +209,7 @@ def test_its_settings_are_keywords_of_the_guard_and_checked(mine):
 
 
 def test_settings_of_the_clustering_that_it_replaces_are_refused(mine):
-    for name in ("min_evidence", "min_lead", "heterogeneous_lead", "twin_similarity"):
+    for name in ("min_evidence", "min_lead", "twin_similarity"):
         with pytest.raises(ConfigError, match=f"{name} is a setting of profile='default', not of profile='{mine}'"):
             G2uardFL(profile=mine, **{name: 1.0})
     with pytest.raises(ConfigError, match="score_percentile is a setting of profile='paper'"):

@@ -162,3 +162,10 @@ def test_a_seed_that_is_no_whole_number_is_refused(seed):
 def test_none_stands_for_the_default_of_any_profile():
     for profile in PROFILES:
         assert G2uardFL(profile, **dict.fromkeys(OWNERS)).configuration() == G2uardFL(profile).configuration()
+
+
+def test_the_settings_that_other_functions_pass_on_are_those_of_the_guard():
+    keywords = list(inspect.signature(G2uardFL.__init__).parameters.values())
+    own = {one.name: one.annotation.removesuffix(" | None") for one in keywords if one.name != "own_settings"}
+    passed_on = {name: annotation.__forward_arg__ for name, annotation in GuardSettings.__annotations__.items()}
+    assert {"profile": "str", "seed": "int", **passed_on} == {name: own[name] for name in own if name != "self"}

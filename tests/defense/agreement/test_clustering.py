@@ -30,9 +30,8 @@ def evidence_with(edges):
     return replace(evidence, edges=edges)
 
 
-def clustered(edges, suspects=(), heterogeneous=False, **settings):
-    nodes = np.arange(len(edges))
-    prior = SubmissionPrior(np.zeros(len(edges)), np.isin(nodes, suspects), np.zeros(10, bool), heterogeneous)
+def clustered(edges, heterogeneity=1.0, learning=0.0, **settings):
+    prior = SubmissionPrior(np.zeros(len(edges)), np.zeros(len(edges), bool), heterogeneity, learning)
     return CommunityClustering(ClusteringSettings(**settings), 0).cluster(evidence_with(edges), prior)
 
 
@@ -42,9 +41,18 @@ def kinds_and_attackers() -> np.ndarray:
     return planted(120, 0, *kinds, (ATTACKERS, 4.0))
 
 
-@pytest.mark.parametrize(("heterogeneous", "found"), [(False, True), (True, False)])
-def test_communities_of_heterogeneous_clients_need_a_larger_lead(heterogeneous, found):
-    clusters = clustered(kinds_and_attackers(), heterogeneous=heterogeneous, min_lead=1.5, heterogeneous_lead=3.0)
+@pytest.mark.parametrize(
+    ("min_lead", "heterogeneity", "found"),
+    [(1.5, 1.0, True), (1.5, 1.5, True), (1.5, 2.0, False), (3.0, 1.0, False), (0.5, 3.0, True)],
+)
+def test_the_required_lead_grows_with_the_heterogeneity_of_the_clients(min_lead, heterogeneity, found):
+    clusters = clustered(kinds_and_attackers(), heterogeneity, min_lead=min_lead)
+    assert np.flatnonzero(clusters.labels).tolist() == (list(ATTACKERS) if found else [])
+
+
+@pytest.mark.parametrize(("learning", "found"), [(0.0, True), (0.5, True), (1.0, False)])
+def test_the_required_lead_doubles_while_all_clients_learn_the_same(learning, found):
+    clusters = clustered(kinds_and_attackers(), learning=learning, min_lead=1.5)
     assert np.flatnonzero(clusters.labels).tolist() == (list(ATTACKERS) if found else [])
 
 

@@ -59,7 +59,7 @@ def test_without_attackers_hardly_anybody_is_refused():
     assert 0 in counts
 
 
-def test_without_attackers_the_model_moves_by_the_mean_of_clipped_updates():
+def test_clients_without_a_common_direction_move_the_model_by_the_consensus_of_their_clipped_updates():
     guard, model = G2uardFL(seed=0), first_model()
     for number in range(1, 8):
         sent = with_one(model, number, 1.5)
@@ -71,8 +71,12 @@ def test_without_attackers_the_model_moves_by_the_mean_of_clipped_updates():
         limit = max(weights[client] * PER_ROUND * norms[client] for client in sent)
         assert weights == pytest.approx({client: min(1.0, limit / norms[client]) / PER_ROUND for client in sent})
         assert norms[4] > 1.2 * limit
-        step = sum(weights[client] * updates[client] for client in sent)
+        clipped = torch.stack([weights[client] * PER_ROUND * updates[client] for client in sent]).T.tolist()
+        # Of ten clients one may dissent: a parameter moves by the second smallest change if nine have the same sign.
+        ordered = [sorted(values) for values in clipped]
+        step = torch.tensor([max(values[1], 0.0) + min(values[-2], 0.0) for values in ordered], dtype=torch.float64)
         torch.testing.assert_close(flat(result.weights) - flat(model), step, rtol=0, atol=1e-6)
+        assert 0 < step.count_nonzero() < 0.1 * len(step)
         model = result.weights
 
 
@@ -206,16 +210,15 @@ def test_an_update_50_times_as_large_is_refused_for_its_norm(when):
     assert result.verdicts[4].weight == 0
 
 
-def test_an_outlier_of_the_first_round_is_compared_with_later_but_does_not_determine_the_usual_norm():
+def test_an_outlier_of_the_first_round_is_forgotten_and_does_not_determine_the_usual_norm():
     guard, model = G2uardFL(seed=0), first_model()
     guard.aggregate(model, with_one(model, 1, 50.0))
-    assert guard.construction.window.clients == list(range(10))
-    assert guard.construction.window.accepted.tolist() == [client != 4 for client in range(10)]
+    assert guard.construction.window.clients == [client for client in range(10) if client != 4]
     usual = np.linalg.norm(flat(message(model, 3, 1, 5)) - flat(model))
-    assert guard.filtering.history.usual_norm == pytest.approx(usual, rel=0.1)
+    assert guard.filtering.shapes.usual_norm == pytest.approx(usual, rel=0.1)
 
 
-def test_noise_is_forgotten_once_the_usual_norm_is_known():
+def test_noise_is_forgotten():
     guard, model = G2uardFL(seed=0), first_model()
     for number in range(1, 4):
         guard.aggregate(model, messages(model, 3, number, range(10), ()))

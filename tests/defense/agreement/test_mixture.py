@@ -61,7 +61,7 @@ def test_the_fit_is_a_fixed_point_of_expectation_maximisation(seed):
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
-def test_the_fit_is_that_of_scikit_learns_mixture_with_tied_covariance(seed):
+def test_the_fit_is_that_of_scikit_learns_mixture_with_tied_covariance_or_a_likelier_one(seed):
     values = mixed(seed)
     x = ((values - values.mean()) / values.std())[:, None]
     tenth = max(1, len(x) // 10)
@@ -77,9 +77,12 @@ def test_the_fit_is_that_of_scikit_learns_mixture_with_tied_covariance(seed):
     ).fit(x)
     one = GaussianMixture(1, reg_covar=0).fit(x)
     gain, upper = two_components(values)
-    assert gain == pytest.approx(two.score(x) - one.score(x), abs=1e-3)
-    expected = two.predict_proba(x)[:, int(np.argmax(two.means_))]
-    np.testing.assert_allclose(upper, expected, atol=0.05)
+    reference = two.score(x) - one.score(x)
+    # Ours has a second start, from the best cut, which for few seeds finds a likelier fit.
+    assert gain > reference - 1e-3
+    if gain < reference + 1e-3:
+        expected = two.predict_proba(x)[:, int(np.argmax(two.means_))]
+        np.testing.assert_allclose(upper, expected, atol=0.05)
 
 
 @settings(max_examples=40, deadline=None)

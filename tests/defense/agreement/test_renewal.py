@@ -129,10 +129,11 @@ def short_lived(monkeypatch):
 
 
 def slow_attack(guard: G2uardFL, rounds: int, model=None, first: int = 1, **options):
-    """One new attacker in each round, and nine honest clients: only the memory of earlier rounds can detect it."""
+    """A new attacker in each round, and nine of forty honest clients: only earlier rounds can show who attacks."""
     model, results = first_model() if model is None else model, []
     for number in range(first, first + rounds):
-        sent = {10 * number + i: message(model, 5, number, 10 * number + i, i == 0, 1.0) for i in range(10)}
+        honest = 1000 + np.random.default_rng(number).choice(40, 9, replace=False)
+        sent = {client: message(model, 5, number, client, client == number) for client in [number, *honest.tolist()]}
         results.append(guard.aggregate(model, sent, **options))
         model = results[-1].weights
     return results

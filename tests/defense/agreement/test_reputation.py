@@ -79,13 +79,13 @@ def test_scores_worked_by_hand():
 
 def test_unknown_clients_have_score_zero_and_reading_adds_nobody():
     reputation = Reputation()
-    reputation.write(["a", 7], np.array([0.5, -0.25]))
+    reputation.write(["a", 7], np.array([0.5, -0.25]), 1, 1000)
     assert reputation.read([7, "7", "a", "new"]).tolist() == [-0.25, 0.0, 0.5, 0.0]
     assert set(reputation.scores) == {"a", 7}
 
 
 def test_a_restored_reputation_equals_the_saved_one():
     reputation, restored = Reputation(), Reputation()
-    reputation.write(["a", np.int64(7)], np.array([0.5, -0.25]))
+    reputation.write(["a", np.int64(7)], np.array([0.5, -0.25]), 1, 1000)
     restored.restore(reputation.state())
     assert restored.read(["a", 7]).tolist() == [0.5, -0.25]

@@ -22,7 +22,7 @@ class ClusteringSettings:
     """The smallest difference of the Bayesian information criterion between one cluster and two."""
     min_lead: float = number(1.5, 0, math.inf)
     """How many times as strong as any other community in the graph those of attackers must be; times the heterogeneity
-    of the clients, because honest clients with the same kind of data form communities, too."""
+    of the clients, and twice as many while they learn: honest clients with the same kind of data form communities."""
     twin_similarity: float = number(4.0, 0, math.inf)
     """The similarity (z-score) above which two clients of one round count as twins."""
 
@@ -37,7 +37,9 @@ class SubmissionPrior(Prior):
     suspects: Mask
     """The submissions of clients with a bad reputation."""
     heterogeneity: float
-    """How many times as much norms differ as those of clients with the same kind of data; at least 1."""
+    """How many times as much norms differ as those of clients with the same kind of data, from 1 to 2."""
+    learning: float
+    """How far the clients still learn the same, from 0 to 1."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class CommunityClustering(Clustering[SubmissionGraph, SubmissionPrior, Community
             evidence.people,
             evidence.rounds,
             config.min_evidence,
-            config.min_lead * prior.heterogeneity,
+            config.min_lead * prior.heterogeneity * (1 + prior.learning),
             prior.suspects,
             evidence.sketches,
             number_of_clients(evidence.people, evidence.rounds),

@@ -61,7 +61,7 @@ class AgreementJudgement(NoiseJudgement):
     usual_norm: float
     """The median norm of the last updates."""
     heterogeneity: float
-    """How many times as much norms differ as those of clients with the same kind of data; at least 1."""
+    """How many times as much norms differ as those of clients with the same kind of data, from 1 to 2."""
     learning: float
     """How far the clients still learn the same, from 0 to 1."""
 
@@ -80,7 +80,7 @@ class ReputationFiltering(Filtering[SubmissionGraph, SubmissionPrior, Clusters, 
     def prior(self, evidence: SubmissionGraph) -> SubmissionPrior:
         """Reputations, and which clients are suspects already."""
         scores = self.reputation.read(evidence.nodes)
-        return SubmissionPrior(scores, scores < _SUSPECT_SCORE, self.shapes.heterogeneity)
+        return SubmissionPrior(scores, scores < _SUSPECT_SCORE, self.shapes.heterogeneity, self.learning.share)
 
     def judge(self, evidence: SubmissionGraph, prior: SubmissionPrior, clusters: Clusters | None) -> AgreementJudgement:
         """Flag attackers, hold out clients of bad reputation, and remember shapes."""
