@@ -89,6 +89,7 @@ def run_as_in_the_readme(number: int, flower: dict[str, str], out: Path) -> str:
     with running(command, env=flower, cwd=EXAMPLE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as flwr:
         output, errors = flwr.communicate(timeout=30 * PATIENCE)
         assert flwr.returncode == 0, errors
+    assert table(output), output[-3000:]
     return output
 
 
