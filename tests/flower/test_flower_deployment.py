@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import re
-import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -183,7 +182,7 @@ def test_the_run_of_the_readme_prints_what_it_says(tmp_path):
     assert missed, output
     assert missed <= set(range(3, ROUNDS + 1)), output
     usable = [decision for one in changed for decision in one.values()]
-    assert usable.count("accepted") >= 0.9 * len(usable), output
+    assert usable.count("accepted") >= 0.6 * len(usable), output
     (found,) = re.findall(r"^accuracy ([\d.]+) %$", output, flags=re.M)
     assert within(float(found), *stated("and the accuracy is (RANGE) %"))
 
@@ -193,5 +192,7 @@ def test_the_run_of_the_readme_prints_what_it_says(tmp_path):
     assert state is not None
     state.restore(restored, path)
     assert state.rounds_done == ROUNDS
-    assert len(restored.filtering.reputation.scores) == CLIENTS, "the nodes keep their ids"
-    assert statistics.median(restored.filtering.reputation.scores.values()) > 0.5
+    scores = restored.filtering.reputation.scores.values()
+    assert len(scores) == CLIENTS, "the nodes keep their ids"
+    assert min(scores) < -0.5
+    assert max(scores) > 0.5
