@@ -30,7 +30,7 @@ _HETEROGENEOUS = 1.5
 _REMOVED = 0.5
 """The share of the attackers' clipped pull that is removed in a round."""
 _NEGLIGIBLE = 1e-3
-"""Smaller shares of the pull are not removed."""
+"""Once reversals have halved the removed share to this, nothing is removed any more."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class RollbackAndElimination(Elimination[SubmissionGraph, AgreementJudgement]):
             poison = round_.weighted_sum(away)
             norm = norm_of(poison)
             factor = self.removal_share * _REMOVED * min(1.0, judgement.usual_norm / norm) if norm > 0 else 0.0
-            if factor > _NEGLIGIBLE:
+            if factor > 0 and self.removal_share * _REMOVED > _NEGLIGIBLE:
                 self.removed = factor * poison
                 vector, weights = vector - self.removed, shares - factor * away
                 events.append(_eliminated(norm_of(self.removed), judgement))
