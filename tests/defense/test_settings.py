@@ -13,6 +13,7 @@ import pytest
 
 from g2uardfl import G2uardFL, aggregators
 from g2uardfl.core.errors import ConfigError
+from g2uardfl.defense.g2uardfl import GuardSettings
 from g2uardfl.defense.profiles import find, names
 
 PROFILES = names()
@@ -165,7 +166,6 @@ def test_none_stands_for_the_default_of_any_profile():
 
 
 def test_the_settings_that_other_functions_pass_on_are_those_of_the_guard():
-    keywords = list(inspect.signature(G2uardFL.__init__).parameters.values())
-    own = {one.name: one.annotation.removesuffix(" | None") for one in keywords if one.name != "own_settings"}
+    keywords = list(inspect.signature(G2uardFL.__init__).parameters.values())[3:-1]
     passed_on = {name: annotation.__forward_arg__ for name, annotation in GuardSettings.__annotations__.items()}
-    assert {"profile": "str", "seed": "int", **passed_on} == {name: own[name] for name in own if name != "self"}
+    assert {one.name: one.annotation for one in keywords} == {name: f"{of} | None" for name, of in passed_on.items()}

@@ -83,17 +83,6 @@ def slow_moments(values, weights) -> tuple[float, float]:
     return centre, max(1.4826 * slow_median([abs(value - centre) for value in values], weights), 0.25)
 
 
-def trimmed_weights(rows) -> list[float]:
-    """The weights of all clients, 0 for those whose norm or peak exceeds the median by 2.5 deviations.
-
-    If that are all, which takes a norm that is far larger or a peak that is far larger of each, all weights stay.
-    """
-    weights = [weight for *_, weight in rows]
-    (norm, norms), (peak, peaks) = (slow_moments([row[column] for row in rows], weights) for column in range(2))
-    far = [row[0] > norm + 2.5 * norms or row[1] > peak + 2.5 * peaks for row in rows]
-    return weights if all(far) else [0.0 if one else weight for one, weight in zip(far, weights, strict=True)]
-
-
 # Multiples of 1/8 add up without rounding errors.
 clients = st.lists(
     st.tuples(st.floats(-10, 10), st.floats(-10, 0), st.integers(1, 8).map(lambda eighths: eighths / 8)),
@@ -109,11 +98,11 @@ def test_the_weighted_median_has_half_of_the_weight_at_or_below_it(drawn):
 
 
 @given(st.lists(clients, min_size=1, max_size=4))
-def test_centre_and_deviation_are_the_weighted_median_and_mad_without_what_is_far_larger(rounds):
+def test_centre_and_deviation_are_the_weighted_median_and_mad_of_all_clients(rounds):
     usual = usual_after(*((np.array(one)[:, :2], np.array(one)[:, 2]) for one in rounds))
     rows = [client for one in rounds for client in one]
     for column in range(2):
-        centre, deviation = slow_moments([row[column] for row in rows], trimmed_weights(rows))
+        centre, deviation = slow_moments([row[column] for row in rows], [weight for *_, weight in rows])
         assert usual.centre[column] == centre
         assert usual.deviation[column] == pytest.approx(deviation)
 

@@ -22,8 +22,6 @@ _ROUNDS = 5
 """What is usual is measured over so many rounds: norms fall as the model learns, and attackers may be most of one."""
 _MIN_DEVIATION = 0.25
 """Log norms and log peaks that vary by less than this (standard deviation) are treated as if they varied so."""
-_TRIMMED_FROM = 2.5
-"""What exceeds the median by so many standard deviations has no say in what is usual."""
 _PEAK_SCALE = 1.5
 """The deviation of peaks is multiplied by this: those of honest updates have the heavier tail."""
 _HOMOGENEOUS = 0.4
@@ -80,18 +78,13 @@ class UsualShapes:
         return self._moments()[1]
 
     def _moments(self) -> tuple[Array, Array]:
-        """Median and deviation, twice: the second time without what exceeded the first median by far."""
         rows = np.concatenate([*self.rounds, np.zeros((0, 3))])
         shapes, weights = rows[:, :2], rows[:, 2]
-        centre, deviation = np.zeros(2), np.full(2, _MIN_DEVIATION)
-        for _ in range(2):
-            if not weights.any():
-                break
-            centre = np.array([weighted_median(values, weights) for values in shapes.T])
-            spread = [weighted_median(values, weights) for values in np.abs(shapes - centre).T]
-            deviation = np.maximum(1.4826 * np.array(spread), _MIN_DEVIATION)
-            weights = np.where((shapes > centre + _TRIMMED_FROM * deviation).any(axis=1), 0.0, weights)
-        return centre, deviation
+        if not weights.any():
+            return np.zeros(2), np.full(2, _MIN_DEVIATION)
+        centre = np.array([weighted_median(values, weights) for values in shapes.T])
+        spread = [weighted_median(values, weights) for values in np.abs(shapes - centre).T]
+        return centre, np.maximum(1.4826 * np.array(spread), _MIN_DEVIATION)
 
     def z_scores(self, shapes: Array, weights: Array, allowed: float) -> Array:
         """For each update of the last round the robust z-score by which its norm or its peak exceeds the usual.
