@@ -90,22 +90,6 @@ def slow_shares(examples: Sequence[int]) -> list[float]:
     return [n / sum(examples) if sum(examples) else 1 / len(examples) for n in examples]
 
 
-def slow_robust_mean(
-    values: Sequence[float], shares: Sequence[float], model: float = 0.0, variance: bool = False, scale: float = 1.0
-) -> float:
-    """One running statistic of the new model, from the clients' values of it; all clients vote."""
-    if len(values) >= 3:
-        centre = sorted(values)[(len(values) - 1) // 2]
-        reach = 2 * sorted(abs(value - centre) for value in values)[len(values) // 2]
-    else:
-        centre, reach = model, scale
-    high, low = centre + reach, centre - reach
-    if variance:
-        low = centre**2 / high if high > 0 else 0.0
-    clipped = [min(max(value, low), high) for value in values]
-    return sum(share * value for share, value in zip(shares, clipped, strict=True)) / sum(shares)
-
-
 def assert_same_on_gpu(rule: type[Aggregator]) -> None:
     """A rule gives the same result on a GPU as on a CPU, and the new model stays on the GPU."""
     if not torch.cuda.is_available():

@@ -86,7 +86,7 @@ class RollbackAndElimination(Elimination[SubmissionGraph, AgreementJudgement]):
                 self.removed = factor * poison
                 vector, weights = vector - self.removed, shares - factor * away
                 events.append(_eliminated(norm_of(self.removed), judgement))
-                # A rollback may undo this removal, but goes back no further.
+                # A rollback may undo this removal, but restores no earlier model.
                 self.snapshots.kept.clear()
         if self.settings.rollback:
             self.snapshots.add(evidence.round, round_)
