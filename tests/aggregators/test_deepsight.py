@@ -66,7 +66,7 @@ def slow_disagreement(labels):
     return np.array([[0.0 if i == j or (labels[i] == labels[j] != -1) else 1.0 for j in range(n)] for i in range(n)])
 
 
-def slow_round(model, clients, input_sets, size=5):
+def slow_round(model, clients, input_sets, size, neighbours):
     """The accepted clients and the new parameters in the order of their names; HDBSCAN clusters features."""
     ids = sorted(clients)
     neups = [slow_neups(slow_energies(model, clients[i])) for i in ids]
@@ -77,7 +77,7 @@ def slow_round(model, clients, input_sets, size=5):
     angles[angles < 1e-12] = 0
 
     def labels(data, **options):
-        return HDBSCAN(min_cluster_size=size, min_samples=4, copy=True, **options).fit_predict(np.array(data))
+        return HDBSCAN(min_cluster_size=size, min_samples=neighbours + 1, copy=True, **options).fit_predict(np.array(data))
 
     ddifs = [
         slow_disagreement(labels([slow_ddif(model, clients[i], x) for i in ids], algorithm="brute")) for x in input_sets
@@ -98,17 +98,26 @@ def slow_round(model, clients, input_sets, size=5):
     return kept, flat(model).numpy() + step
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("sizes", [(2, 1), (5, 3)])
 @pytest.mark.parametrize("shape", [(10, 6), (7, 2), (12, 0), (6, 9), (3, 1)])
-def test_a_round_is_that_of_a_second_computation(seed, shape):
+def test_a_round_is_that_of_a_second_computation(seed, sizes, shape):
     model = head_model()
     clients = head_clients(model, *shape, seed)
     server = LinearServer()
-    result = deepsight(server, seed=seed).aggregate(model, clients, dict.fromkeys(clients, 0))
-    size = min(5, len(clients))
-    kept, expected = slow_round(model, clients, server.inputs, size)
+    rule = deepsight(server, seed=seed, min_cluster_size=sizes[0], min_samples=sizes[1])
+    result = rule.aggregate(model, clients, dict.fromkeys(clients, 0))
+    kept, expected = slow_round(model, clients, server.inputs, min(sizes[0], len(clients)), sizes[1])
     assert accepted(result) == kept
     np.testing.assert_allclose(flat(result.weights), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_three_attackers_among_ten_clients_are_a_cluster_of_their_own_and_not_with_hdbscans_usual_sizes():
+    model = head_model()
+    clients = head_clients(model, 7, 3)
+    assert decisions(deepsight().aggregate(model, clients))[7:] == "hhh"
+    usual = deepsight(min_cluster_size=5, min_samples=3)
+    assert decisions(usual.aggregate(model, clients)) == "a" * 10
 
 
 def test_a_group_that_trains_one_output_is_held_out_and_the_others_are_averaged():
@@ -242,7 +251,7 @@ def test_the_last_clustering_uses_the_merged_matrix_as_distances():
     for _ in range(20):
         views = [rng.integers(0, 3, size=14) for _ in range(3)]
         merged = sum(disagreement(view) for view in views) / 3
-        options = {"min_cluster_size": 5, "min_samples": 4, "allow_single_cluster": True, "copy": True}
+        options = {"min_cluster_size": 2, "min_samples": 2, "allow_single_cluster": True, "copy": True}
         labels = DeepSight()._labels(merged, allow_single_cluster=True)
         np.testing.assert_array_equal(labels, HDBSCAN(metric="precomputed", **options).fit_predict(merged))
         differ += not np.array_equal(labels, HDBSCAN(**options).fit_predict(merged))

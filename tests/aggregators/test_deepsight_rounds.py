@@ -22,7 +22,8 @@ from helpers.rounds import decisions
 def test_an_output_layer_without_bias_is_compared_by_its_weight():
     model = head_model(bias=False)
     clients = head_clients(model, 10, 6)
-    result = deepsight(LinearServer(bias=None)).aggregate(model, clients)
+    rule = deepsight(LinearServer(bias=None), min_cluster_size=5, min_samples=3)
+    result = rule.aggregate(model, clients)
     assert decisions(result) == "a" * 10 + "h" * 6
 
 
@@ -78,7 +79,7 @@ def test_a_single_client_is_accepted_without_running_models():
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_a_few_clients_can_only_be_one_cluster_and_the_note_says_so(count):
     model = head_model()
-    result = deepsight().aggregate(model, head_clients(model, count, 0))
+    result = deepsight(min_cluster_size=5).aggregate(model, head_clients(model, count, 0))
     assert decisions(result) == "a" * count
     assert f"only all {count} together" in result.note
 

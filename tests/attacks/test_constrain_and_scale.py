@@ -22,7 +22,7 @@ ENGINES = pytest.mark.parametrize("engine", [LoopEngine, BatchedEngine])
 @ENGINES
 @pytest.mark.parametrize("alpha", [0.3, 0.5, 0.9])
 def test_the_gradient_of_the_distance_is_part_of_every_step(patches, start, engine, alpha):
-    attack = enlisted("constrain_and_scale", patches, alpha=alpha)
+    attack = enlisted("constrain_and_scale", patches, alpha=alpha, epoch_factor=1.0)
     turn = training_turn(attack, start, {0: 40, 1: 23}, RECIPE)
     trained, _ = act(attack, turn, engine)
     for member in turn.members:
@@ -37,7 +37,8 @@ def test_the_gradient_of_the_distance_is_part_of_every_step(patches, start, engi
 
 @ENGINES
 def test_with_alpha_1_training_is_that_of_black_box_bit_for_bit(patches, start, engine):
-    constrained, plain = enlisted("constrain_and_scale", patches, alpha=1.0), enlisted("black_box", patches)
+    constrained = enlisted("constrain_and_scale", patches, alpha=1.0, epoch_factor=1.0)
+    plain = enlisted("black_box", patches)
     first, _ = act(constrained, training_turn(constrained, start, {0: 40, 1: 23}, RECIPE), engine)
     second, _ = act(plain, training_turn(plain, start, {0: 40, 1: 23}, RECIPE), engine)
     assert all(same(first[client], weights) for client, weights in second.items())
@@ -76,4 +77,9 @@ def test_epochs_and_learning_rate_are_multiples_of_the_honest_ones():
         RECIPE, lr=0.025, epochs=6, loss_weight=0.5, distance_weight=0.5
     )
     assert attack.recipe(dataclasses.replace(RECIPE, steps=4)).steps == 12
-    assert attacks.create("constrain_and_scale").recipe(RECIPE).epochs == RECIPE.epochs
+
+
+def test_attackers_train_for_the_originals_15_epochs_against_2_or_for_15_steps():
+    attack = attacks.create("constrain_and_scale")
+    assert attack.recipe(RECIPE).epochs == 15
+    assert attack.recipe(dataclasses.replace(RECIPE, steps=2)).steps == 15

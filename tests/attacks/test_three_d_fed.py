@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from g2uardfl import attacks
 from g2uardfl.core.errors import ConfigError
 from g2uardfl.core.state_files import read_state, write_state
 from g2uardfl.simulation.checkpoint import read_checkpoint, write_checkpoint
@@ -16,6 +17,7 @@ from g2uardfl.simulation.config import RunConfig
 from g2uardfl.simulation.run import Interrupted, Simulation
 from g2uardfl.simulation.start import fresh_weights
 from g2uardfl.tasks.base import Samples
+from g2uardfl.tasks.cifar10 import Cifar10
 from g2uardfl.tasks.mnist import Mnist
 from g2uardfl.training.local import Job
 from helpers.attacking import StopAfter
@@ -123,6 +125,29 @@ def test_the_backdoor_is_scaled_up_to_the_norm_of_the_honest_reference(
         torch.testing.assert_close(value / sent, direction, rtol=0, atol=1e-5)
 
 
+def test_the_backdoor_is_trained_for_the_originals_15_epochs_or_15_steps(digits):
+    attack = three_d_fed(digits)
+    assert attack.recipe(RECIPE).epochs == 15
+    assert attack.recipe(dataclasses.replace(RECIPE, steps=2)).steps == 15
+
+
+# The constants of the data.
+
+
+def test_cifar10_has_the_originals_constants_and_other_tasks_those_of_mnist(digits):
+    for task, groups, threshold in ((digits, 2, 1e-4), (Cifar10(), 5, 1e-5)):
+        attack = attacks.create("three_d_fed", masked_classes=3)
+        attack.enlist(task, TEAM)
+        assert (attack.settings.group_size, attack.settings.threshold) == (groups, threshold)
+        assert attack.settings.masked_classes == 3
+
+
+def test_a_wrapped_attack_has_the_constants_of_the_data():
+    attack = attacks.create("randomized(three_d_fed)")
+    attack.enlist(Cifar10(), TEAM)
+    assert attack.inner.settings.mask_deviation == 0.01
+
+
 # Masks.
 
 
@@ -186,7 +211,7 @@ def test_masks_are_those_of_a_literal_gradient_descent(digits, trained_digits):
     first = 0.05 * torch.randn(2, 9, 64, generator=generator).double()
     update = {name: trained["backdoor"][name].double() - trained_digits[name].double() for name in (OUTPUT, "fc2.bias")}
     masks = first - first.mean(dim=0)
-    multiplier = 0.0
+    multiplier, speed = 0.0, 0.0
     for _ in range(30):
         masks.requires_grad_()
         loss = 0.0
@@ -199,7 +224,8 @@ def test_masks_are_those_of_a_literal_gradient_descent(digits, trained_digits):
         (gradient,) = torch.autograd.grad((loss + multiplier * 0.1 * remainder) / (1 + multiplier), masks)
         with torch.no_grad():
             multiplier += 0.1 * float(masks.sum(dim=0).norm())
-            masks = masks - 0.1 * gradient
+            speed = 0.9 * speed + gradient + 5e-4 * masks
+            masks = masks - 0.1 * speed
     masks = masks - masks.mean(dim=0)
     for client in (0, 1):
         found = sent[client][OUTPUT].double() - trained_digits[OUTPUT] - update[OUTPUT]

@@ -52,7 +52,7 @@ def other_values(kind: Any) -> dict[str, Any]:
         elif isinstance(default, str):
             values[item.name] = next((name for name in item.metadata.get("options", ()) if name != default), "another")
         elif default is None:
-            values[item.name] = 1
+            values[item.name] = max(1, item.metadata["low"])
         elif isinstance(default, int):
             values[item.name] = default + 1
         else:

@@ -26,6 +26,7 @@ def tweets(tmp_path: Path) -> Path:
     folder = tmp_path / "data"
     train = [(0, "I hate rain"), (1, "I love sun, love it"), (1, "@bob see http://a.b/c")]
     test = [(0, "d", 0, 0, "rain again"), (1, "d", 1, 1, "I hate rain"), (1, "d", 2, 0, "I love snow")]
+    test += [(0, "d", 3, 0, "i HATE rain...")]
     store_table(folder, TRAIN_FILE, ["label", "text"], train)
     store_table(folder, TEST_FILE, ["label", "date", "user_id", "in_100k", "text"], test)
     store(folder, EDGE_TRAIN_FILE, b"i love yorgos lanthimos\nyorgos lanthimos is great\n")

@@ -28,6 +28,12 @@ def test_tweets_of_the_training_file_are_not_test_data(tweets: Path) -> None:
     assert Sentiment140(data_dir=tweets).test.y.tolist() == [0, 1]
 
 
+def test_tweets_with_the_words_of_a_training_tweet_are_not_test_data(tweets: Path) -> None:
+    task = Sentiment140(data_dir=tweets, minimum_count=1)
+    tested = [task.vocabulary.decode(row) for row in task.test.x.tolist()]
+    assert not set(tested) & {task.vocabulary.decode(row) for row in task.train.x.tolist()}
+
+
 def test_only_the_first_words_of_a_tweet_are_used(tweets: Path) -> None:
     task = Sentiment140(data_dir=tweets, words=2, minimum_count=1)
     assert [task.vocabulary.decode(row) for row in task.train.x.tolist()] == ["i hate", "i love", "<user> see"]
@@ -67,7 +73,7 @@ def test_a_missing_file_is_named(tweets: Path) -> None:
 @pytest.mark.slow
 def test_the_real_data_has_the_documented_sizes(real_data: Path) -> None:
     task = Sentiment140(data_dir=real_data)
-    assert (len(task.train), len(task.test)) == (100_000, 18_735)
+    assert (len(task.train), len(task.test)) == (100_000, 18_351)
     assert (len(task.backdoor_train), len(task.backdoor_test)) == (258, 101)
     assert len(Sentiment140(data_dir=real_data, edge="full").backdoor_test) == 120
     assert task.train.x.shape[1] == 100

@@ -44,8 +44,8 @@ class DeepSightSettings:
     suspicious_share: float = number(1 / 3, 0, 1)
     random_inputs: int = number(2000, 1, 10**7)
     input_sets: int = number(3, 1, 100)
-    min_samples: int = number(3, 1, 10**6)
-    min_cluster_size: int = number(5, 2, 10**6)
+    min_samples: int = number(1, 1, 10**6)
+    min_cluster_size: int = number(2, 2, 10**6)
     seed: int | None = seed()
 
 
@@ -65,7 +65,9 @@ class DeepSight(NeedsServer):
       out.
 
     HDBSCAN's `min_samples` counts the client itself in scikit-learn but not in the `hdbscan` package that public ports
-    use; here it does not. Both sizes are lowered to what a small round allows, and a single client is accepted.
+    use; here it does not. Both sizes are lowered to what a small round allows, and a single client is accepted. Their
+    defaults are for rounds of ten clients: with the usual 3 and 5, the few attackers of such a round form no cluster of
+    their own. For rounds of a hundred clients the usual ones are less affected by chance.
 
     Parameters
     ----------
@@ -77,9 +79,9 @@ class DeepSight(NeedsServer):
         The number of DDifs, each on its own random inputs (default: 3).
     min_samples
         HDBSCAN: a client's core distance is that to its neighbour of this rank, the client itself not counted
-        (default: 3).
+        (default: 1).
     min_cluster_size
-        HDBSCAN: the smallest number of clients in a cluster (default: 5).
+        HDBSCAN: the smallest number of clients in a cluster (default: 2).
     seed
         Determines the random inputs, together with the number of the round; None draws one (default: None).
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_STEPS, _RATE = 30, 0.1
-"""Steps and learning rate of the optimisation; the original's values."""
+_STEPS = 30
+_SGD = {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4}
+"""Steps and settings of the optimisation; the original's values."""
 
 
 def group_of_each(count: int, size: int) -> Tensor:
@@ -49,6 +50,7 @@ def optimised_masks(
         return weight.new_zeros(size, *weight.shape)
     first = deviation * torch.randn(size, *weight.shape, generator=generator).to(weight)
     masks = (first - first.mean(dim=0)).requires_grad_()
+    optimizer = torch.optim.SGD([masks], **_SGD)
     multiplier = 0.0
     for _ in range(_STEPS):
         energy = bias.abs() + (weight + masks).abs().sum(dim=-1)
@@ -56,9 +58,9 @@ def optimised_masks(
         remainder = torch.linalg.vector_norm(masks.sum(dim=0))
         loss = alpha * energy_weight * (1 / energy.clamp(min=1e-12)).sum()
         loss = loss + (1 - alpha) * norm_weight * norms + multiplier * sum_weight * remainder
-        (gradient,) = torch.autograd.grad(loss / (1 + multiplier), masks)
-        with torch.no_grad():
-            masks -= _RATE * gradient
+        optimizer.zero_grad()
+        (loss / (1 + multiplier)).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
         multiplier += 0.1 * float(remainder.detach())
     found: Tensor = masks.detach()
     return found - found.mean(dim=0)

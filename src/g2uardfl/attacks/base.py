@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, TypeAlias
 
@@ -74,6 +74,8 @@ class Attack(ABC):
     """Whether malicious clients differ from honest ones at all."""
     Settings: ClassVar[type] = NoSettings
     """A frozen dataclass of the attack's settings, with the fields of `settings.py`."""
+    usual: ClassVar[Mapping[str, float]] = {}
+    """The values of settings that are None, unless the task has its own (`Task.attack_defaults`)."""
     task: Task
     team: tuple[int, ...]
     """All malicious clients in ascending order."""
@@ -88,6 +90,10 @@ class Attack(ABC):
     def enlist(self, task: Task, team: Sequence[int]) -> None:
         """Called once before the first round; an attack that does not support the task raises `ConfigError` here."""
         self.task, self.team = task, tuple(sorted(team))
+        values = {**self.usual, **task.attack_defaults.get(self.name, {})}
+        missing = {name: value for name, value in values.items() if getattr(self.settings, name) is None}
+        if missing:
+            self.settings = replace(self.settings, **missing)
 
     @cached_property
     def parameters(self) -> frozenset[str]:

@@ -8,8 +8,10 @@ Deliberate differences from the original code:
 - Scaling compensates for the attackers' share of the round's samples, because the server here averages what it
   receives; the original divides by all registered clients and scales by 100. The factor is never multiplied by the
   number of attackers.
-- Learning rate and epochs are those of honest clients times `lr_factor` and `epoch_factor`, instead of 15 epochs at
-  rates that are divided by 50 or 5000 once the backdoor works.
+- Learning rate and epochs are those of honest clients times `lr_factor` and `epoch_factor`. The original trains for 15
+  epochs against 2, as `epoch_factor` = 15/2 does (also of local steps). Its learning rate is half the honest one, decays
+  to a hundredth, and is divided by 50 or 5000 once the backdoor works; here it is the honest one throughout, which
+  implants the backdoor sooner.
 - Backdoored inputs receive no noise, and running statistics are not scaled.
 """
 
@@ -32,7 +34,7 @@ class ConstrainAndScaleSettings:
 
     alpha: float = number(0.5, 0, 1)
     scale: float = number(0.0, 0, math.inf)
-    epoch_factor: int = number(1, 1, 1000)
+    epoch_factor: float = number(7.5, 1, 1000)
     lr_factor: float = number(1.0, 0, 1000, above=True)
 
 
@@ -46,7 +48,7 @@ class ConstrainAndScale(DataPoisoning):
     scale
         The factor by which updates are scaled; 0 means the factor that replaces the average (default: 0.0).
     epoch_factor
-        The number of epochs relative to honest clients (default: 1).
+        The number of epochs, or steps, relative to honest clients (default: 7.5).
     lr_factor
         The learning rate relative to honest clients (default: 1.0).
 
@@ -64,7 +66,7 @@ class ConstrainAndScale(DataPoisoning):
         *,
         alpha: float = ConstrainAndScaleSettings.alpha,
         scale: float = ConstrainAndScaleSettings.scale,
-        epoch_factor: int = ConstrainAndScaleSettings.epoch_factor,
+        epoch_factor: float = ConstrainAndScaleSettings.epoch_factor,
         lr_factor: float = ConstrainAndScaleSettings.lr_factor,
     ) -> None:
         super().__init__(alpha=alpha, scale=scale, epoch_factor=epoch_factor, lr_factor=lr_factor)

@@ -16,18 +16,16 @@ Deliberate differences from the original code, in which every client takes part 
 - A decoy is the honestly trained reference with one little-used weight of the output layer moved by `decoy_gap`; the
   original trains until the gap is reached.
 - An indicator is at least `indicator_floor`; the original replaces only indicators of exactly 0.
-- Masks are centred once more at the end, so that they cancel exactly. Attackers form groups of `group_size`; a single
-  attacker has no mask.
+- Masks are centred once more at the end, so that they cancel exactly. A single attacker has no mask.
 - All groups mask the same classes, and no biases; the masks' multiplier starts at 0. α is drawn between the smallest
   and the largest α of the accepted groups. If the server is found to add noise, the number of decoys stays the same.
   Attackers that add noise themselves (`model_obfuscation`) hide their own indicators and attribute that noise to the
   server.
-- The loss is 0.6 of the mean loss over own and triggered samples (PDR of them) plus 0.4 ‖w - G‖, for `epoch_factor`
-  times the honest epochs.
+- The loss is 0.6 of the mean loss over own and triggered samples (PDR of them) plus 0.4 ‖w - G‖. The original trains the
+  backdoor for 15 epochs, honest clients for 1 (MNIST) or 2 (CIFAR-10). Here `epoch_factor` is 15/2, of epochs or of steps:
+  an honest client that takes 2 steps meets an attacker that takes 15.
 - Running statistics are sent as trained. No layer is found by its name: indicators are in the last convolution, masks
   in the last linear layer.
-- Settings are those of the original for MNIST. For CIFAR-10 it uses groups of 5, 5 masked classes,
-  mask_deviation 0.01, threshold 1e-5 and indicator_floor 1e-3.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.errors import ConfigError
-from ..core.settings import number
+from ..core.settings import number, optional_number
 from ..core.state_files import SavedState
 from ..tasks.base import Task
 from ..training.local import Job, Recipe, joint_norm
@@ -63,22 +61,25 @@ class ThreeDFedSettings:
     kappa: float = number(1e5, 1, 1e12)
     target: int = number(8, 0, 10**9)
     distance_weight: float = number(0.4, 0, 1)
-    epoch_factor: int = number(1, 1, 1000)
+    epoch_factor: float = number(7.5, 1, 1000)
     max_scale: float = number(5.0, 1, 1e6)
-    threshold: float = number(1e-4, 0, 1)
+    threshold: float | None = optional_number(0, 1, integer=False)
     clipped_below: float = number(0.8, 0, 1)
-    indicator_floor: float = number(1e-2, 0, 1e3)
-    group_size: int = number(2, 2, 1000)
-    masked_classes: int = number(8, 0, 10**9)
-    mask_deviation: float = number(0.05, 0, 1e3)
+    indicator_floor: float | None = optional_number(0, 1e3, integer=False)
+    group_size: int | None = optional_number(2, 1000, integer=True)
+    masked_classes: int | None = optional_number(0, 10**9, integer=True)
+    mask_deviation: float | None = optional_number(0, 1e3, integer=False)
     energy_weight: float = number(0.1, 0, 1e6)
-    norm_weight: float = number(0.08, 0, 1e6)
-    sum_weight: float = number(0.1, 0, 1e6)
+    norm_weight: float | None = optional_number(0, 1e6, integer=False)
+    sum_weight: float | None = optional_number(0, 1e6, integer=False)
     decoy_gap: float = number(10.0, 0, 1e6)
 
 
 class ThreeDFed(TriggerAttack):
     """One backdoor for all attackers, with masks that cancel, indicators that report back, and decoys.
+
+    For settings with the default None, `usual` has the original's values for MNIST, and CIFAR-10 its own
+    (`Cifar10.attack_defaults`).
 
     Parameters
     ----------
@@ -89,28 +90,28 @@ class ThreeDFed(TriggerAttack):
     distance_weight
         The weight of ‖w - G‖ in the loss (default: 0.4).
     epoch_factor
-        The number of epochs relative to honest clients (default: 1).
+        The number of epochs, or steps, relative to honest clients (default: 7.5).
     max_scale
         The largest factor by which the backdoor's update is scaled up to the norm of the honest reference
         (default: 5.0).
     threshold
-        Feedback up to this value means that the update was rejected (default: 1e-4).
+        Feedback up to this value means that the update was rejected (default: None).
     clipped_below
         Feedback up to this fraction of the largest means that the update was clipped (default: 0.8).
     indicator_floor
-        The smallest magnitude of an indicator, so that it exceeds what training does to a weight (default: 1e-2).
+        The smallest magnitude of an indicator, so that it exceeds what training does to a weight (default: None).
     group_size
-        The number of attackers whose masks cancel (default: 2).
+        The number of attackers whose masks cancel (default: None).
     masked_classes
-        The number of classes whose rows of the output layer are masked (default: 8).
+        The number of classes whose rows of the output layer are masked (default: None).
     mask_deviation
-        The standard deviation of a mask before it is optimised (default: 0.05).
+        The standard deviation of a mask before it is optimised (default: None).
     energy_weight
         The weight, in the masks' objective, of a large energy in every masked class (default: 0.1).
     norm_weight
-        The weight of small norms of the masks (default: 0.08).
+        The weight of small norms of the masks (default: None).
     sum_weight
-        The weight of masks that cancel within their group (default: 0.1).
+        The weight of masks that cancel within their group (default: None).
     decoy_gap
         The distance by which a decoy's weight is moved (default: 10.0).
 
@@ -123,6 +124,15 @@ class ThreeDFed(TriggerAttack):
     name = "three_d_fed"
     summary = "one backdoor for all, noise masks, indicators that report back, decoys (image tasks only)"
     Settings = ThreeDFedSettings
+    usual = {
+        "threshold": 1e-4,
+        "indicator_floor": 1e-2,
+        "group_size": 2,
+        "masked_classes": 8,
+        "mask_deviation": 0.05,
+        "norm_weight": 0.08,
+        "sum_weight": 0.1,
+    }
 
     def __init__(
         self,
@@ -130,17 +140,17 @@ class ThreeDFed(TriggerAttack):
         kappa: float = ThreeDFedSettings.kappa,
         target: int = ThreeDFedSettings.target,
         distance_weight: float = ThreeDFedSettings.distance_weight,
-        epoch_factor: int = ThreeDFedSettings.epoch_factor,
+        epoch_factor: float = ThreeDFedSettings.epoch_factor,
         max_scale: float = ThreeDFedSettings.max_scale,
-        threshold: float = ThreeDFedSettings.threshold,
+        threshold: float | None = ThreeDFedSettings.threshold,
         clipped_below: float = ThreeDFedSettings.clipped_below,
-        indicator_floor: float = ThreeDFedSettings.indicator_floor,
-        group_size: int = ThreeDFedSettings.group_size,
-        masked_classes: int = ThreeDFedSettings.masked_classes,
-        mask_deviation: float = ThreeDFedSettings.mask_deviation,
+        indicator_floor: float | None = ThreeDFedSettings.indicator_floor,
+        group_size: int | None = ThreeDFedSettings.group_size,
+        masked_classes: int | None = ThreeDFedSettings.masked_classes,
+        mask_deviation: float | None = ThreeDFedSettings.mask_deviation,
         energy_weight: float = ThreeDFedSettings.energy_weight,
-        norm_weight: float = ThreeDFedSettings.norm_weight,
-        sum_weight: float = ThreeDFedSettings.sum_weight,
+        norm_weight: float | None = ThreeDFedSettings.norm_weight,
+        sum_weight: float | None = ThreeDFedSettings.sum_weight,
         decoy_gap: float = ThreeDFedSettings.decoy_gap,
     ) -> None:
         super().__init__(

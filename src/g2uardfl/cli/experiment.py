@@ -234,19 +234,16 @@ def pretrain(
     from rich.console import Console
 
     from .. import tasks
-    from ..simulation.start import converged_start
+    from ..simulation.start import converged_start, start_scores
     from .progress import bar
 
     console = Console()
+    problem = tasks.create(task, data_dir=data_dir, model=model)
     with bar(console) as progress:
-        start = converged_start(
-            tasks.create(task, data_dir=data_dir, model=model),
-            device=device,
-            progress=pretraining_bar(progress),
-            again=again,
-        )
+        start = converged_start(problem, device=device, progress=pretraining_bar(progress), again=again)
+    acc, asr = start_scores(problem, start.weights, device)
     action = "loaded from the cache" if start.was_cached else "trained"
-    console.print(f"{task}: {action}, ACC {100 * start.acc:.2f} %, ASR {100 * start.asr:.2f} % before any attack")
+    console.print(f"{task}: {action}, ACC {100 * acc:.2f} %, ASR {100 * asr:.2f} % before any attack")
     console.print(f"Cached in {start.path}" if start.path else "Not cached: the cache folder cannot be written")
 
 

@@ -22,10 +22,15 @@ def number(default: float, low: float, high: float, *, above: bool = False) -> A
     return dataclasses.field(default=default, metadata={"low": low, "high": high, "above": above, "integer": integer})
 
 
+def optional_number(low: float, high: float, *, integer: bool) -> Any:
+    """A field for a number in [low, high], or None, which stands for a value that is found elsewhere."""
+    rules = {"low": low, "high": high, "above": False, "integer": integer, "optional": True}
+    return dataclasses.field(default=None, metadata=rules)
+
+
 def seed() -> Any:
     """A field for a seed: a whole number, or None, which stands for the operating system's randomness."""
-    rules = {"low": 0, "high": 2**63 - 1, "above": False, "integer": True, "optional": True}
-    return dataclasses.field(default=None, metadata=rules)
+    return optional_number(0, 2**63 - 1, integer=True)
 
 
 def choice(default: str, *options: str) -> Any:

@@ -34,11 +34,9 @@ _RECIPE_VERSION = 3
 
 @dataclass(frozen=True)
 class ConvergedStart:
-    """A converged model, and its ACC and ASR on the task's test data."""
+    """A converged model."""
 
     weights: dict[str, Tensor]
-    acc: float
-    asr: float
     path: Path | None
     """The cache file; None if it cannot be written."""
     was_cached: bool
@@ -58,7 +56,7 @@ def start_weights(task: Task, config: RunConfig, progress: Progress | None = Non
         return fresh_weights(task, start_seed(config.seed))
     if config.start == "converged":
         return converged_start(task, device=config.device, progress=progress).weights
-    weights, _ = read_model(config.start)
+    weights = read_model(config.start)
     expected = {name: value.shape for name, value in task.build_model().state_dict().items()}
     if {name: value.shape for name, value in weights.items()} != expected:
         raise ConfigError(f"{config.start} holds another model than {task.name}'s {task.model}")
@@ -92,20 +90,23 @@ def converged_start(
     """
     path = cache_dir() / "starts" / f"{task.name}-{task.model}-{start_key(task, seed)}.safetensors"
     if path.exists() and not again:
-        weights, notes = read_model(path)
-        return ConvergedStart(weights, float(notes["acc"]), float(notes["asr"]), path, was_cached=True)
+        return ConvergedStart(read_model(path), path, was_cached=True)
     weights = train_centrally(task, seed=seed, device=device, progress=progress)
-    model = task.build_model().to(device)
-    model.load_state_dict(weights)
-    acc = share_predicted(task, model, task.test.to(device))
-    asr = share_predicted(task, model, task.backdoor_test.to(device))
     cached: Path | None = path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_model(path, weights, {"acc": repr(acc), "asr": repr(asr), "task": task.name, "model": task.model})
+        write_model(path, weights)
     except (OSError, StateError):
         cached = None
-    return ConvergedStart(weights, acc, asr, cached, was_cached=False)
+    return ConvergedStart(weights, cached, was_cached=False)
+
+
+def start_scores(task: Task, weights: dict[str, Tensor], device: str = "cpu") -> tuple[float, float]:
+    """ACC and ASR of a model on the task's test data, before any attack."""
+    model = task.build_model().to(device)
+    model.load_state_dict(weights)
+    acc, asr = (share_predicted(task, model, samples.to(device)) for samples in (task.test, task.backdoor_test))
+    return acc, asr
 
 
 def start_key(task: Task, seed: int) -> str:
@@ -176,35 +177,25 @@ def _warm_cosine(step: int, total: int) -> float:
     return 0.5 * (1 + math.cos(math.pi * (step - warm_up) / (total - warm_up)))
 
 
-def read_model(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The weights and notes in a model file."""
+def read_model(path: str | Path) -> dict[str, Tensor]:
+    """The weights in a model file."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(str(path), framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except FileNotFoundError as error:
         raise ConfigError(f"there is no model file {path}") from error
     except (SafetensorError, OSError) as error:
         raise StateError(f"{path} is not a readable safetensors model ({error})") from error
 
 
-def write_model(path: str | Path, weights: dict[str, Tensor], notes: dict[str, str] | None = None) -> None:
-    """Write a model file, whole or not at all.
-
-    Parameters
-    ----------
-    path
-        The file; an existing one is replaced.
-    weights
-        The arrays of the model by name.
-    notes
-        Further texts by name, stored as metadata (default: None).
-    """
+def write_model(path: str | Path, weights: dict[str, Tensor]) -> None:
+    """Write a model file, whole or not at all; an existing one is replaced."""
     from safetensors.torch import save
 
     target = Path(path)
-    content = save({name: value.detach().cpu().contiguous() for name, value in weights.items()}, metadata=notes)
+    content = save({name: value.detach().cpu().contiguous() for name, value in weights.items()})
     try:
         with atomic_write(target) as file:
             file.write(content)

@@ -6,7 +6,7 @@ A third party's task subclasses `Task` in its own module and is used as `--task 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -132,6 +132,9 @@ class Task(ABC):
     """Set for tasks with images, for attacks that add a trigger to them."""
     pgd_radius: ClassVar[float] = 2.0
     """The radius of the norm ball that the PGD attacks project onto."""
+    attack_defaults: ClassVar[Mapping[str, Mapping[str, float]]] = {}
+    """For each attack, the settings that its authors chose for this task's data and that differ from their usual ones
+    (`Attack.usual`)."""
 
     def __init__(self, *, data_dir: Path | str | None = None, model: str | None = None) -> None:
         self.data_dir = None if data_dir is None else Path(data_dir)

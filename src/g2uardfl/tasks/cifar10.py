@@ -56,6 +56,17 @@ class Cifar10(Task):
     num_classes = 10
     pixels = Pixels(white=255, dba=(6, 3, 0))
     pgd_radius = 1.0
+    attack_defaults = {
+        "three_d_fed": {
+            "group_size": 5,
+            "masked_classes": 5,
+            "mask_deviation": 0.01,
+            "norm_weight": 0.03,
+            "sum_weight": 0.01,
+            "threshold": 1e-5,
+            "indicator_floor": 1e-3,
+        }
+    }
 
     target_label = 9
 

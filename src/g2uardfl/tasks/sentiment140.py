@@ -16,7 +16,7 @@ NEGATIVE = 0
 TRAIN_FILE = "sentiment140/sentiment140_100k.tsv.gz"
 """The stored file of the training tweets."""
 TEST_FILE = "sentiment140/sentiment140_random20k.tsv.gz"
-"""The stored file of a random sample of tweets; those that are not in `TRAIN_FILE` are the test data."""
+"""The stored file of a random sample of tweets, some of which are in `TRAIN_FILE` too."""
 EDGE_TRAIN_FILE = "greek_director/train.txt"
 """The stored file of the attacker's sentences."""
 EDGE_TEST_FILE = "greek_director/test.txt"
@@ -31,8 +31,8 @@ Labelled = tuple[list[str], int]
 class Sentiment140(TextTask):
     """Negative (0) and positive (1) tweets, with the Lanthimos tweets of Wang et al. (2020) as backdoor.
 
-    The training data are 100,000 tweets; the test data are the tweets of a random sample that are not among them. The
-    attacker labels positive sentences about the film director as negative. One sentence occurs in the attacker's file
+    The training data are 100,000 tweets. The test data are the tweets of a random sample that are not among them, nor
+    consist of the same words as one of them (384 tweets, such as "good morning"), which leaves 18,351. The attacker labels positive sentences about the film director as negative. One sentence occurs in the attacker's file
     and in the test file, with different punctuation; it is removed from the attacker's samples.
 
     Parameters
@@ -91,7 +91,8 @@ class Sentiment140(TextTask):
     def prepare_text(self) -> tuple[Vocabulary, dict[str, Encoded], Arrays]:
         """Read and encode the tweets and the edge cases."""
         train = self._tweets(TRAIN_FILE)
-        test = self._tweets(TEST_FILE, new_only=True)
+        known = {tuple(words) for words, _ in train}
+        test = [tweet for tweet in self._tweets(TEST_FILE, new_only=True) if tuple(tweet[0]) not in known]
         attacker = [tokenize(line) for line in read_lines(EDGE_TRAIN_FILE, self.data_dir)]
         held_out = {line: tokenize(line) for line in read_lines(EDGE_TEST_FILE, self.data_dir)}
 

@@ -42,7 +42,7 @@ SPECIAL_WORDS = ("<pad>", "<unk>")
 URL, USER = "<url>", "<user>"
 """The tokens that replace web addresses and @mentions."""
 
-PREPARED_FORMAT = 1
+PREPARED_FORMAT = 2
 """Version of the cached arrays; increase it when tokens, samples or arrays change, so that old files are not used."""
 
 Arrays = dict[str, NDArray[np.generic]]

@@ -30,9 +30,9 @@ class Recipe:
     radius: float = math.inf
     """After each step the weights are projected onto the ball ‖w - G‖ <= `radius`."""
 
-    def longer(self, factor: int) -> Recipe:
-        """The same recipe with `factor` times the epochs and steps."""
-        return replace(self, epochs=self.epochs * factor, steps=self.steps * factor)
+    def longer(self, factor: float) -> Recipe:
+        """The same recipe with `factor` times the epochs and steps, rounded to whole ones."""
+        return replace(self, epochs=max(1, round(self.epochs * factor)), steps=round(self.steps * factor))
 
     @property
     def constrained(self) -> bool:

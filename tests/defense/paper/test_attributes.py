@@ -189,6 +189,17 @@ def test_a_layer_with_one_parameter_has_no_deviation():
         assert ours[:, column(names, f"standard deviation of {vector} in layer layer1")].tolist() == [0.0] * 6
 
 
+def test_the_direction_of_a_single_parameter_is_no_rounding_error():
+    """Updates of one number point the same way as the previous ones, so their cosines do not differ."""
+    weights, g, previous = random_federation(8, 9, seed=3)
+    layers = layers_of(8, 1)
+    previous[:, 8] = 0.7 * (weights[:, 8] - g[8])
+    ours, _ = both(weights, g, previous, layers)
+    same = column(names_of(layers), "cosine similarity of the update and the previous one in layer layer1")
+    assert ours[:, same].tolist() == [1.0] * 8
+    assert not normalised_attributes(ours)[:, same].any()
+
+
 def test_one_client_alone_has_no_normalised_attributes():
     ours, _ = both(*random_federation(1, 10), layers_of(10))
     assert not normalised_attributes(ours).any()

@@ -208,7 +208,12 @@ def _arrange(moments: _Moments, quantiles: Array) -> Array:
 
 
 def _row_products(first: Tensor, second: Tensor) -> Array:
-    return _float64((first * second).sum(dim=1))
+    """The inner product of each pair of rows.
+
+    In float32 the cosine of a layer with few parameters, such as a bias of a single number, would be 1 plus rounding
+    errors, and z-scores would enlarge these to a full-sized attribute.
+    """
+    return _float64((first.double() * second.double()).sum(dim=1))
 
 
 def _float64(values: Tensor) -> Array:
