@@ -77,7 +77,9 @@ def slow_round(model, clients, input_sets, size, neighbours):
     angles[angles < 1e-12] = 0
 
     def labels(data, **options):
-        return HDBSCAN(min_cluster_size=size, min_samples=neighbours + 1, copy=True, **options).fit_predict(np.array(data))
+        return HDBSCAN(min_cluster_size=size, min_samples=neighbours + 1, copy=True, **options).fit_predict(
+            np.array(data)
+        )
 
     ddifs = [
         slow_disagreement(labels([slow_ddif(model, clients[i], x) for i in ids], algorithm="brute")) for x in input_sets

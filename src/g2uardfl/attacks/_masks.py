@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_STEPS = 30
-_SGD = {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4}
-"""Steps and settings of the optimisation; the original's values."""
+_STEPS, _RATE, _MOMENTUM, _DECAY = 30, 0.1, 0.9, 5e-4
+"""Steps, learning rate, momentum and weight decay of the optimisation; the original's values."""
 
 
 def group_of_each(count: int, size: int) -> Tensor:
@@ -50,7 +49,7 @@ def optimised_masks(
         return weight.new_zeros(size, *weight.shape)
     first = deviation * torch.randn(size, *weight.shape, generator=generator).to(weight)
     masks = (first - first.mean(dim=0)).requires_grad_()
-    optimizer = torch.optim.SGD([masks], **_SGD)
+    optimizer = torch.optim.SGD([masks], lr=_RATE, momentum=_MOMENTUM, weight_decay=_DECAY)
     multiplier = 0.0
     for _ in range(_STEPS):
         energy = bias.abs() + (weight + masks).abs().sum(dim=-1)
@@ -59,7 +58,7 @@ def optimised_masks(
         loss = alpha * energy_weight * (1 / energy.clamp(min=1e-12)).sum()
         loss = loss + (1 - alpha) * norm_weight * norms + multiplier * sum_weight * remainder
         optimizer.zero_grad()
-        (loss / (1 + multiplier)).backward()  # type: ignore[no-untyped-call]
+        (loss / (1 + multiplier)).backward()
         optimizer.step()
         multiplier += 0.1 * float(remainder.detach())
     found: Tensor = masks.detach()

@@ -9,9 +9,9 @@ Deliberate differences from the original code:
   receives; the original divides by all registered clients and scales by 100. The factor is never multiplied by the
   number of attackers.
 - Learning rate and epochs are those of honest clients times `lr_factor` and `epoch_factor`. The original trains for 15
-  epochs against 2, as `epoch_factor` = 15/2 does (also of local steps). Its learning rate is half the honest one, decays
-  to a hundredth, and is divided by 50 or 5000 once the backdoor works; here it is the honest one throughout, which
-  implants the backdoor sooner.
+  epochs against 2, as `epoch_factor` = 15/2 does (of local steps as well). Its learning rate is half the honest one,
+  decays to a hundredth, and is divided by 50 or 5000 once the backdoor works; here it is the honest one throughout,
+  which implants the backdoor sooner.
 - Backdoored inputs receive no noise, and running statistics are not scaled.
 """
 

@@ -21,9 +21,9 @@ Deliberate differences from the original code, in which every client takes part 
   and the largest α of the accepted groups. If the server is found to add noise, the number of decoys stays the same.
   Attackers that add noise themselves (`model_obfuscation`) hide their own indicators and attribute that noise to the
   server.
-- The loss is 0.6 of the mean loss over own and triggered samples (PDR of them) plus 0.4 ‖w - G‖. The original trains the
-  backdoor for 15 epochs, honest clients for 1 (MNIST) or 2 (CIFAR-10). Here `epoch_factor` is 15/2, of epochs or of steps:
-  an honest client that takes 2 steps meets an attacker that takes 15.
+- The loss is 0.6 of the mean loss over own and triggered samples (PDR of them) plus 0.4 ‖w - G‖. The original trains
+  the backdoor for 15 epochs, honest clients for 1 (MNIST) or 2 (CIFAR-10). Here `epoch_factor` is 15/2, of epochs or of
+  steps: where honest clients take 2 steps, the attacker takes 15.
 - Running statistics are sent as trained. No layer is found by its name: indicators are in the last convolution, masks
   in the last linear layer.
 """
@@ -33,7 +33,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -124,7 +124,7 @@ class ThreeDFed(TriggerAttack):
     name = "three_d_fed"
     summary = "one backdoor for all, noise masks, indicators that report back, decoys (image tasks only)"
     Settings = ThreeDFedSettings
-    usual = {
+    usual: ClassVar[Mapping[str, float]] = {
         "threshold": 1e-4,
         "indicator_floor": 1e-2,
         "group_size": 2,

@@ -7,7 +7,9 @@ aeroplanes, but hardly any in this livery.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -56,7 +58,7 @@ class Cifar10(Task):
     num_classes = 10
     pixels = Pixels(white=255, dba=(6, 3, 0))
     pgd_radius = 1.0
-    attack_defaults = {
+    attack_defaults: ClassVar[Mapping[str, Mapping[str, float]]] = {
         "three_d_fed": {
             "group_size": 5,
             "masked_classes": 5,

@@ -31,9 +31,10 @@ Labelled = tuple[list[str], int]
 class Sentiment140(TextTask):
     """Negative (0) and positive (1) tweets, with the Lanthimos tweets of Wang et al. (2020) as backdoor.
 
-    The training data are 100,000 tweets. The test data are the tweets of a random sample that are not among them, nor
-    consist of the same words as one of them (384 tweets, such as "good morning"), which leaves 18,351. The attacker labels positive sentences about the film director as negative. One sentence occurs in the attacker's file
-    and in the test file, with different punctuation; it is removed from the attacker's samples.
+    The training data are 100,000 tweets. The test data are the 18,351 tweets of a random sample that are not among them
+    and do not consist of the same words as one of them, as 384 others do. The attacker labels positive sentences about
+    the film director as negative. One sentence occurs in the attacker's file and in the test file, with different
+    punctuation; it is removed from the attacker's samples.
 
     Parameters
     ----------
