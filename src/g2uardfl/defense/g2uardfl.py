@@ -30,6 +30,7 @@ class GuardSettings(TypedDict, total=False):
     fade_absent: bool
     memory_limit: int
     edge_scaling: Literal["similarity", "printed"]
+    update_relation: bool
     min_clusters: int
     min_cluster_size: int
     latent_dim: int
@@ -38,6 +39,7 @@ class GuardSettings(TypedDict, total=False):
     cluster_epochs: int
     learning_rate: float
     clustering_weight: float
+    keep_encoder: bool
     cluster_size_weight: float
     score_percentile: float
     distance_percentile: float
@@ -108,6 +110,9 @@ class G2uardFL(Guard):
         (`paper` profile) How many pairs of clients are remembered, and a tenth as many clients (default: 1_000_000).
     edge_scaling
         (`paper` profile) tanh(max(E, 0)), or exp(-tanh(max(E, 0))) as printed (default: "similarity").
+    update_relation
+        (`paper` profile) Whether the cosine similarity of the updates is a fourth relation, which the paper does not
+        have (default: False).
     min_clusters
         (`paper` profile) The smallest number Q of clusters (default: 2).
     min_cluster_size
@@ -124,6 +129,9 @@ class G2uardFL(Guard):
         (`paper` profile) Adam's learning rate for the encoder and the centres (default: 0.001).
     clustering_weight
         (`paper` profile) λ: the weight of the clustering loss (default: 0.1).
+    keep_encoder
+        (`paper` profile) Whether the encoder goes on from its weights of the last round, instead of being trained anew
+        (default: False).
     cluster_size_weight
         (`paper` profile) κ3: the weight of a cluster's size beside its members' benign scores (default: 0.3).
     score_percentile
@@ -199,6 +207,7 @@ class G2uardFL(Guard):
         fade_absent: bool | None = None,
         memory_limit: int | None = None,
         edge_scaling: Literal["similarity", "printed"] | None = None,
+        update_relation: bool | None = None,
         min_clusters: int | None = None,
         min_cluster_size: int | None = None,
         latent_dim: int | None = None,
@@ -207,6 +216,7 @@ class G2uardFL(Guard):
         cluster_epochs: int | None = None,
         learning_rate: float | None = None,
         clustering_weight: float | None = None,
+        keep_encoder: bool | None = None,
         cluster_size_weight: float | None = None,
         score_percentile: float | None = None,
         distance_percentile: float | None = None,

@@ -24,15 +24,16 @@ from helpers import reference
 def clustered(attributes, adjacency, **changes) -> LatentClusters:
     options = {
         "clusters": 2,
-        "hidden_dim": 16,
-        "latent_dim": 4,
         "pretrain_epochs": 20,
         "cluster_epochs": 20,
         "learning_rate": 0.01,
         "clustering_weight": 0.1,
         "seed": 0,
     }
-    return cluster_graph(np.asarray(attributes, float), np.asarray(adjacency, float), **(options | changes))
+    options |= changes
+    attributes = np.asarray(attributes, float)
+    encoder = GraphAutoEncoder(attributes.shape[1], 16, 4, options["seed"])
+    return cluster_graph(attributes, np.asarray(adjacency, float), encoder, **options)
 
 
 def random_graph(clients: int, attributes: int = 6, seed: int = 0):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,14 @@ from helpers.attributed_graphs import graph_of
 from helpers.paper_rounds import Both, assert_rounds_agree
 
 QUICK = ClusteringSettings(pretrain_epochs=2, cluster_epochs=2)
+
+
+KEPT = ClusteringSettings(pretrain_epochs=2, cluster_epochs=2, keep_encoder=True)
+
+
+def random_graphs(count: int = 3):
+    rng = np.random.default_rng(1)
+    return [graph_of(rng.normal(size=(6, 9)), number) for number in range(1, count + 1)]
 
 
 def clusters(secret: int, number: int = 1, clients: int = 6):
@@ -43,3 +53,27 @@ def test_the_secret_and_the_round_determine_the_clusters():
     # Secrets with the same last 32 bits are different, too.
     for secret, number in ((7, 5), (8, 4), (7 + 2**32, 4), (7 + 2**100, 4)):
         assert not np.array_equal(first.latent, clusters(secret, number).latent)
+
+
+def test_an_encoder_that_is_kept_goes_on_from_the_weights_of_the_last_round():
+    graphs, prior = random_graphs(2), Prior(np.zeros(6))
+    kept, still = GraphClustering(KEPT, 0), dataclasses.replace(KEPT, pretrain_epochs=0, cluster_epochs=0)
+    first = kept.cluster(graphs[0], prior)
+    later = GraphClustering(still, 0)
+    later.restore(kept.state())
+    # Without further training, the same graph has the embedding with which the first round ended.
+    np.testing.assert_allclose(later.cluster(graphs[0], prior).latent, first.latent)
+    anew = GraphClustering(QUICK, 0)
+    anew.cluster(graphs[0], prior)
+    assert not np.allclose(kept.cluster(graphs[1], prior).latent, anew.cluster(graphs[1], prior).latent)
+
+
+def test_a_kept_encoder_is_saved_and_restored_and_none_is_saved_otherwise():
+    graphs, prior = random_graphs(), Prior(np.zeros(6))
+    kept = GraphClustering(KEPT, 0)
+    for graph in graphs[:2]:
+        kept.cluster(graph, prior)
+    again = GraphClustering(KEPT, 0)
+    again.restore(kept.state())
+    assert np.array_equal(again.cluster(graphs[2], prior).latent, kept.cluster(graphs[2], prior).latent)
+    assert not GraphClustering(QUICK, 0).state().arrays

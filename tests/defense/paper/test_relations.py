@@ -51,6 +51,15 @@ def test_the_adjacency_matrix_is_the_mean_of_the_three_scaled_relations(clients,
     )
 
 
+def test_a_fourth_relation_compares_the_directions_of_the_updates():
+    weights, g = random_round(6)
+    updates = list(np.asarray(weights) - g)
+    cosines = reference.z_score_matrix(np.array([[(1 + reference.cos(u, v)) / 2 for v in updates] for u in updates]))
+    three = reference.relations(weights, g)
+    found = adjacency(products(weights, g), with_update_cosines=True)
+    np.testing.assert_allclose(found, (3 * three + np.tanh(np.maximum(cosines, 0))) / 4, atol=1e-9)
+
+
 def test_printed_edges_are_the_exponential_of_minus_the_similarity():
     normalised = np.random.default_rng(0).normal(size=(5, 5)) * 3
     np.testing.assert_allclose(

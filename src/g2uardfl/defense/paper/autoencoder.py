@@ -8,6 +8,7 @@ and k-means on Z initialises their centres.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -91,6 +92,19 @@ class GraphAutoEncoder:
         self.second = _glorot(hidden, latent, generator)
         self.second_bias = torch.zeros(latent, dtype=torch.float64, requires_grad=True)
 
+    @classmethod
+    def of(cls, arrays: Mapping[str, Array]) -> GraphAutoEncoder:
+        """The encoder with the parameters that `state` returned."""
+        inputs, hidden = arrays["first"].shape
+        encoder = cls(inputs, hidden, arrays["second"].shape[1], seed=0)
+        for name in vars(encoder):
+            setattr(encoder, name, torch.tensor(arrays[name], requires_grad=True))
+        return encoder
+
+    def state(self) -> dict[str, Array]:
+        """The parameters by name."""
+        return {name: tensor.detach().numpy().copy() for name, tensor in vars(self).items()}
+
     def parameters(self) -> list[Tensor]:
         """The trainable tensors."""
         return [self.first, self.first_bias, self.second, self.second_bias]
@@ -105,21 +119,19 @@ class GraphAutoEncoder:
 def cluster_graph(
     attributes: Array,
     adjacency: Array,
+    encoder: GraphAutoEncoder,
     *,
     clusters: int,
-    hidden_dim: int,
-    latent_dim: int,
     pretrain_epochs: int,
     cluster_epochs: int,
     learning_rate: float,
     clustering_weight: float,
     seed: int,
 ) -> LatentClusters:
-    """Embed the graph of the round's clients, and assign them to at most `clusters` clusters.
+    """Train `encoder` on the graph of the round's clients, and assign them to at most `clusters` clusters.
 
     The result is deterministic for the same inputs and `seed`.
     """
-    encoder = GraphAutoEncoder(attributes.shape[1], hidden_dim, latent_dim, seed)
     propagation = torch.from_numpy(normalised_adjacency(adjacency))
     target = torch.from_numpy(np.ascontiguousarray(adjacency, dtype=np.float64))
     propagated = propagation @ torch.from_numpy(np.ascontiguousarray(attributes, dtype=np.float64))

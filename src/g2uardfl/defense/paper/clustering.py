@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from ...core.settings import check, number
+from ...core.settings import check, number, switch
+from ...core.state_files import SavedState
 from ..stages import Clustering, Prior
-from .autoencoder import LatentClusters, cluster_count, cluster_graph
+from .autoencoder import GraphAutoEncoder, LatentClusters, cluster_count, cluster_graph
 from .construction import FEWEST_CLIENTS, AttributedGraph
 
 
@@ -37,15 +39,21 @@ class ClusteringSettings:
     """Adam's learning rate for the encoder and the centres."""
     clustering_weight: float = number(0.1, 0, 1)
     """λ: the weight of the clustering loss."""
+    keep_encoder: bool = switch(False)
+    """Whether the encoder goes on from its weights of the last round, instead of being trained anew."""
 
     def __post_init__(self) -> None:
         check(self)
 
 
 class GraphClustering(Clustering[AttributedGraph, Prior, LatentClusters]):
-    """Embeds the graph with an auto-encoder that is trained anew in every round, and clusters the embedding."""
+    """Embeds the graph with an auto-encoder and clusters the embedding."""
 
     Settings = ClusteringSettings
+
+    def __init__(self, settings: Any, seed: int) -> None:
+        super().__init__(settings, seed)
+        self._encoder: GraphAutoEncoder | None = None
 
     def weaknesses(self, clients: int) -> list[str]:
         """Too few clients for clusters."""
@@ -58,17 +66,31 @@ class GraphClustering(Clustering[AttributedGraph, Prior, LatentClusters]):
         if not evidence.comparable:
             return None
         config = self.settings
+        seed = int(np.random.SeedSequence([self.secret, evidence.round]).generate_state(1)[0])
+        encoder = self._encoder or GraphAutoEncoder(
+            evidence.attributes.shape[1], config.hidden_dim, config.latent_dim, seed
+        )
+        if config.keep_encoder:
+            self._encoder = encoder
         return cluster_graph(
             evidence.attributes,
             evidence.edges,
+            encoder,
             clusters=cluster_count(
                 evidence.attributes, min_clusters=config.min_clusters, min_cluster_size=config.min_cluster_size
             ),
-            hidden_dim=config.hidden_dim,
-            latent_dim=config.latent_dim,
             pretrain_epochs=config.pretrain_epochs,
             cluster_epochs=config.cluster_epochs,
             learning_rate=config.learning_rate,
             clustering_weight=config.clustering_weight,
-            seed=int(np.random.SeedSequence([self.secret, evidence.round]).generate_state(1)[0]),
+            seed=seed,
         )
+
+    def state(self) -> SavedState:
+        """The encoder that is kept."""
+        return SavedState() if self._encoder is None else SavedState(arrays=self._encoder.state())
+
+    def restore(self, state: SavedState) -> None:
+        """Continue with a saved encoder."""
+        if state.arrays and self.settings.keep_encoder:
+            self._encoder = GraphAutoEncoder.of(state.arrays)

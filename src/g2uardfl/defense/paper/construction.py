@@ -38,6 +38,8 @@ class ConstructionSettings:
     """How many pairs of clients are remembered, and a tenth as many clients."""
     edge_scaling: EdgeScaling = choice("similarity", "similarity", "printed")
     """tanh(max(E, 0)), or exp(-tanh(max(E, 0))) as printed."""
+    update_relation: bool = switch(False)
+    """Whether the cosine similarity of the updates is a fourth relation, which the paper does not have."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -72,7 +74,7 @@ class GraphConstruction(Construction[AttributedGraph, Judgement]):
         config, clients = self.settings, observation.clients
         products = InnerProducts(observation["gg"], observation["gu"], observation["uu"])
         own = normalised_attributes(observation["attributes"])
-        attributes, edges = own, adjacency(products, config.edge_scaling)
+        attributes, edges = own, adjacency(products, config.edge_scaling, with_update_cosines=config.update_relation)
         comparable = len(clients) >= FEWEST_CLIENTS
         if comparable:
             attributes, edges = self.memory.smooth(

@@ -3,6 +3,8 @@
 Three matrices reflect the three kinds of poisoned weights that the paper distinguishes: the cosine similarity of
 weights (E1), the difference of weight norms (E2) and the difference of update norms (E3). Each is converted to
 z-scores, negated if it is a difference, clamped at 0 and scaled into [0, 1]. The adjacency matrix is their mean.
+
+A fourth relation, the cosine similarity of updates, is not in the paper; a setting adds it.
 """
 
 from __future__ import annotations
@@ -40,12 +42,24 @@ def edge_strengths(normalised: Array, scaling: EdgeScaling) -> Array:
     return np.exp(-strength) if scaling == "printed" else strength
 
 
-def adjacency(products: InnerProducts, scaling: EdgeScaling = "similarity") -> Array:
-    """The adjacency matrix E of the round's clients: the mean of the three scaled relations."""
+def update_cosines(products: InnerProducts) -> Array:
+    """(1 + cos(Δw_i, Δw_j)) / 2 before the normalisation: the relation that the paper does not have."""
+    products_of_updates = products.total.uu[0]
+    squared_norms = np.diagonal(products_of_updates)
+    result: Array = (1 + cosine(products_of_updates, squared_norms[:, None], squared_norms[None, :])) / 2
+    return result
+
+
+def adjacency(
+    products: InnerProducts, scaling: EdgeScaling = "similarity", *, with_update_cosines: bool = False
+) -> Array:
+    """The adjacency matrix E of the round's clients: the mean of the scaled relations."""
     cosines, weight_differences, update_differences = (
         z_scores(relation, axis=None) for relation in raw_relations(products)
     )
-    similarities = (cosines, -weight_differences, -update_differences)
+    similarities = [cosines, -weight_differences, -update_differences]
+    if with_update_cosines:
+        similarities.append(z_scores(update_cosines(products), axis=None))
     result: Array = np.mean([edge_strengths(relation, scaling) for relation in similarities], axis=0)
     return result
 
