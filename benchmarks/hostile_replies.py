@@ -117,13 +117,13 @@ def size(given: RecordDict) -> int:
     return arrays + metrics + sum(len(str(v)) for r in given.config_records.values() for v in r.values())
 
 
-def round_of(kind: str | None) -> tuple[float, float, str]:
-    """Seconds and peak bytes of one round in a process of its own, and the decision about the hostile client."""
+def round_of(kind: str | None, replies: list[Message]) -> tuple[float, float, int, str]:
+    """One round in a process of its own: seconds, peak bytes, bytes of the hostile reply, and the decision about it."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        replies = [reply(node, content(record(honest(node)))) for node in range(1, _CLIENTS + 1)]
-        replies += [] if kind is None else [reply(99, KINDS[kind]())]
+        hostile_reply = [] if kind is None else [reply(99, KINDS[kind]())]
+        own = sum(size(one.content) for one in hostile_reply)
         strategy = AggregatorStrategy("fedavg", min_replies=_CLIENTS, identity=identity)
         strategy.current_arrays = record(_GLOBAL)
         # What was needed to make the replies is given back, so that it does not hide what is needed to read them.
@@ -131,17 +131,17 @@ def round_of(kind: str | None) -> tuple[float, float, str]:
         ctypes.CDLL(None).malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5")
         before, began = resident("VmRSS"), time.perf_counter()
-        arrays, _ = strategy.aggregate_train(1, replies)
+        arrays, _ = strategy.aggregate_train(1, replies + hostile_reply)
         seconds = time.perf_counter() - began
         hostile = [verdict.decision for client, verdict in strategy.verdicts.items() if client not in range(99)]
         decision = "ROUND LOST" if arrays is None else " ".join(hostile)
-        os.write(writing, f"{seconds} {resident('VmHWM') - before} {decision}".encode())
+        os.write(writing, f"{seconds} {resident('VmHWM') - before} {own} {decision}".encode())
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as pipe:
-        seconds, peak, *decision = pipe.read().split() or ("nan", "nan", "SERVER LOST")
+        seconds, peak, own, *decision = pipe.read().split() or ("nan", "nan", "0", "SERVER LOST")
     os.waitpid(child, 0)
-    return float(seconds), float(peak), " ".join(decision)
+    return float(seconds), float(peak), int(own), " ".join(decision)
 
 
 def resident(field: str) -> int:
@@ -165,19 +165,18 @@ def main() -> None:
     options = parser.parse_args()
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
     logging.disable(logging.CRITICAL)
-    alone = [round_of(None) for _ in range(options.repetitions)]
+    replies = [reply(node, content(record(honest(node)))) for node in range(1, _CLIENTS + 1)]
+    alone = [round_of(None, replies) for _ in range(options.repetitions)]
     seconds, peak = min(one[0] for one in alone), statistics.median(one[1] for one in alone)
     print(f"model: {_MODEL_BYTES / 1e6:.1f} MB; a round without it: {seconds:.3f} s, peak {peak / 1e6:.1f} MB")
     print("| kind | decision | bytes (MB) | peak (MB) | seconds |\n|---|---|---|---|---|")
     exceeded = []
-    for kind, make in KINDS.items():
-        own = size(make())
-        found = [round_of(kind) for _ in range(options.repetitions)]
+    for kind in KINDS:
+        found = [round_of(kind, replies) for _ in range(options.repetitions)]
+        *_, own, decision = found[0]
         more, later = statistics.median(one[1] for one in found) - peak, min(one[0] for one in found) - seconds
-        print(
-            f"| {kind} | {found[0][2]} | {own / 1e6:.1f} | {max(0, more) / 1e6:.1f} | {max(0, later):.3f} |", flush=True
-        )
-        if found[0][2].isupper() or not more <= own + _MODEL_BYTES + _SLACK:
+        print(f"| {kind} | {decision} | {own / 1e6:.1f} | {max(0, more) / 1e6:.1f} | {max(0, later):.3f} |", flush=True)
+        if decision.isupper() or not more <= own + _MODEL_BYTES + _SLACK:
             exceeded.append(kind)
     print(f"{len(KINDS)} kinds; lost or above the bound: {', '.join(exceeded) or 'none'}")
     sys.exit(bool(exceeded))

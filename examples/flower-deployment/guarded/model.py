@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import numpy.typing as npt
 from sklearn.datasets import load_digits
@@ -18,17 +20,24 @@ def fresh() -> Model:
     return {"pixels.weight": np.zeros((64, 10), np.float32), "pixels.bias": np.zeros(10, np.float32)}
 
 
-def test_data() -> tuple[Array, Labels]:
-    """Images (brightness 0 to 1) and labels of the server's test set."""
+@cache
+def images() -> tuple[Array, Labels]:
+    """All images (brightness 0 to 1) and their labels, read once for each process."""
     pixels, digits = load_digits(return_X_y=True)
-    return (pixels[::TEST_EVERY] / 16).astype(np.float32), digits[::TEST_EVERY]
+    return (pixels / 16).astype(np.float32), digits
+
+
+def test_data() -> tuple[Array, Labels]:
+    """Images and labels of the server's test set."""
+    pixels, digits = images()
+    return pixels[::TEST_EVERY], digits[::TEST_EVERY]
 
 
 def training_data(part: int, parts: int) -> tuple[Array, Labels]:
     """Images and labels of one client: part 1, 2, ... of `parts`."""
-    pixels, digits = load_digits(return_X_y=True)
+    pixels, digits = images()
     own = np.flatnonzero(np.arange(len(digits)) % TEST_EVERY)[part - 1 :: parts]
-    return (pixels[own] / 16).astype(np.float32), digits[own]
+    return pixels[own], digits[own]
 
 
 def probabilities(model: Model, pixels: Array) -> Array:
