@@ -66,20 +66,17 @@ def run(settings: dict[str, Any], seconds: float, records: str) -> dict[str, Any
         if records:
             recorder.on_end(simulation, summary)
     rounds, detection = simulation.records, summary["detection"]
-    attacked = any(record["attacking"] for record in rounds)
     shares = {
         "acc": summary["acc_tail_mean"],
         "acc_min": min(record["acc"] for record in rounds if record["acc"] is not None),
         "asr_start": summary["start"]["asr"],
         "asr": summary["asr_tail_mean"],
         "asr_max": max(r["asr"] for r in rounds[simulation.config.defend_from - 1 :] if r["asr"] is not None),
-        "recall": detection["recall"] if attacked else math.nan,
-        "precision": detection["precision"] if attacked else math.nan,
-        "benign_refused": detection["benign_flagged"],
+        **{name: detection[name] for name in ("recall", "precision", "benign_refused")},
     }
     return {
         "rounds": len(rounds),
-        **{name: 100 * share for name, share in shares.items()},
+        **{name: None if share is None else 100 * share for name, share in shares.items()},
         "seconds": summary["defend_seconds_median"],
         "curve": {r["round"]: round(100 * r["asr"], 1) for r in rounds if r["asr"] is not None},
     }
@@ -101,10 +98,10 @@ def table(rows: dict[tuple[str, str], list[dict[str, Any]]]) -> str:
     for (attack, defense), results in rows.items():
         cells = [attack, defense, str(len(results))]
         for name in COLUMNS:
-            values = [result[name] for result in results]
-            value = {"asr_max": max, "acc_min": min}.get(name, statistics.fmean)(values)
+            values = [result[name] for result in results if result[name] is not None]
             digits = {"rounds": 0, "seconds": 3}.get(name, 2)
-            cells.append("-" if math.isnan(value) else f"{value:.{digits}f}")
+            mean = {"asr_max": max, "acc_min": min}.get(name, statistics.fmean)
+            cells.append(f"{mean(values):.{digits}f}" if values else "-")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

@@ -334,10 +334,8 @@ def error_rates(counts: Detection) -> str:
     >>> error_rates(Detection(true_positives=3, false_negatives=1))
     '75.0 / -'
     """
-    attackers = counts.true_positives + counts.false_negatives
-    honest = counts.false_positives + counts.true_negatives
-    recall = f"{100 * counts.true_positives / attackers:.1f}" if attackers else "-"
-    return f"{recall} / {100 * counts.false_positives / honest:.1f}" if honest else f"{recall} / -"
+    rates = (counts.recall, counts.benign_refused)
+    return " / ".join("-" if rate is None else f"{100 * rate:.1f}" for rate in rates)
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import g2uardfl
+from g2uardfl.simulation.config import RunConfig
 from helpers.command_line import PROGRAM, run_process, run_python
 from helpers.runs import timeless_rounds
 
@@ -72,6 +73,12 @@ def test_a_run_is_overwritten_only_on_request(cli, finished_run):
     assert cli(*RUN, "--overwrite").status == 0
 
 
+def test_a_run_with_another_defence_leaves_out_the_settings_of_the_files_defence(cli, finished_run, tmp_path):
+    result = cli("run", "--config", finished_run / "config.toml", "--defense", "krum", "--out", "krum")
+    assert result.status == 0, result.stderr
+    assert RunConfig.from_file(tmp_path / "krum/config.toml").defense_settings == {"malicious_clients": 2}
+
+
 def test_the_config_file_of_a_run_repeats_it(cli, finished_run, tmp_path):
     repeated = cli("run", "--config", finished_run / "config.toml", "--out", "other")
     assert repeated.status == 0, repeated.stderr
@@ -107,6 +114,13 @@ def test_list_prints_the_names_of_each_kind(cli):
         (["run", "--defense", "g2uardfl", "--set", "profil=paper"], "did you mean profile?"),
         (["run", "--rounds", "many"], "--rounds"),
         (["run", "--rounds", "0"], "rounds=0"),
+        (["run", "--lr", "0"], "lr=0.0 is not allowed: it must be a number above 0"),
+        (["run", "--batch-size", "0"], "batch_size=0 is not allowed: it must be a whole number of at least 1"),
+        (["run", "--clients", "0"], "clients=0"),
+        (["run", "--local-epochs", "0"], "local_epochs=0"),
+        (["run", "--attack-from", "5", "--rounds", "2"], "attack_from=5 is after the last round"),
+        (["run", "--attack-from", "5", "--attack-until", "4"], "attack_until=4 is before attack_from=5"),
+        (["run", "--resume", "--out", "none"], "there is no run in none to resume"),
         (["run", "--nonsense"], "--nonsense"),
         (["run", "--set", "x"], "key=value"),
         (["run", "--set", "defence.x=1"], "before the dot"),

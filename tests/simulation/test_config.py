@@ -34,6 +34,43 @@ def test_the_learning_rate_decays_every_round():
     assert [config.recipe(number).lr for number in (1, 2, 4)] == [0.1, 0.05, 0.0125]
 
 
+NEVER_ZERO = ("clients", "per_round", "local_epochs", "local_steps", "lr", "batch_size", "lr_decay", "attack_until")
+
+
+@pytest.mark.parametrize("name", NEVER_ZERO)
+def test_zero_is_refused_and_not_replaced_by_the_tasks_default(name):
+    with pytest.raises(ConfigError, match=f"{name}=0"):
+        RunConfig(**{name: 0})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"attack_from": 5, "rounds": 2}, "attack_from=5 is after the last round"),
+        ({"defend_from": 5, "rounds": 2}, "defend_from=5 is after the last round"),
+        ({"attack_from": 5, "attack_until": 4}, "attack_until=4 is before attack_from=5"),
+        ({"local_steps": 5, "local_epochs": 2}, "exclude each other"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        RunConfig(**settings).resolved(DEFAULTS)
+
+
+def test_settings_that_are_given_are_kept():
+    config = RunConfig(local_steps=5, momentum=0.0, weight_decay=0.0, attack_until=7).resolved(DEFAULTS)
+    assert (config.local_steps, config.local_epochs, config.attack_until) == (5, None, 7)
+    assert (config.momentum, config.weight_decay) == (0.0, 0.0)
+
+
+def test_a_config_file_of_version_1_has_its_old_meaning(tmp_path):
+    text = "format = 1\nlocal_epochs = 2\nattack_until = 0\n"
+    (tmp_path / "epochs.toml").write_text(f"{text}local_steps = 0")
+    assert RunConfig.from_file(tmp_path / "epochs.toml") == RunConfig(local_epochs=2)
+    (tmp_path / "steps.toml").write_text(f"{text}local_steps = 5")
+    assert RunConfig.from_file(tmp_path / "steps.toml") == RunConfig(local_steps=5)
+
+
 @pytest.mark.parametrize(
     ("assignment", "message"),
     [("rounds", "key=value"), ("server.x=1", "before the dot"), ("rounds=0", "rounds=0"), ("pmr=1.5", "pmr=1.5")],
@@ -56,7 +93,7 @@ def test_a_config_file_that_cannot_be_used_is_one_error(tmp_path):
     (tmp_path / "typo.toml").write_text("round = 3")
     with pytest.raises(ConfigError, match="did you mean rounds"):
         RunConfig.from_file(tmp_path / "typo.toml")
-    (tmp_path / "newer.toml").write_text("format = 2")
+    (tmp_path / "newer.toml").write_text("format = 3")
     with pytest.raises(ConfigError, match="another version"):
         read_values(tmp_path / "newer.toml")
 

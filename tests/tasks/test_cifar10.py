@@ -120,7 +120,7 @@ def test_an_empty_batch_can_be_augmented() -> None:
 
 
 def test_an_unknown_edge_is_refused_with_the_choices() -> None:
-    with pytest.raises(ConfigError, match="paper, full"):
+    with pytest.raises(ConfigError, match="'paper', 'full'"):
         Cifar10(edge="half")
 
 

@@ -49,6 +49,7 @@ class Wrapper(Attack):
                 "its name; an attack object is already configured"
             )
         self.inner = create(attack, **inner_settings) if isinstance(attack, str) else attack
+        self._inner_name = attack if isinstance(attack, str) else attack.name
         if not self.inner.attacks:
             raise ConfigError(
                 f"{self.name} cannot wrap {self.inner.name}, which does not attack: choose another attack"
@@ -62,6 +63,14 @@ class Wrapper(Attack):
         """Enlist the inner attack too."""
         super().enlist(task, team)
         self.inner.enlist(task, team)
+
+    def configuration(self) -> dict[str, Any]:
+        """The settings of both; where both have a setting, the wrapper's own."""
+        return {**self.inner.configuration(), **super().configuration()}
+
+    def spelled(self, name: str) -> str:
+        """`wrapper(inner)`."""
+        return f"{name.partition('(')[0].strip()}({self.inner.spelled(self._inner_name)})"
 
     def backdoor_test(self) -> Samples:
         """The inner attack's."""

@@ -95,6 +95,14 @@ class Attack(ABC):
         if missing:
             self.settings = replace(self.settings, **missing)
 
+    def configuration(self) -> dict[str, Any]:
+        """All settings by name, as resolved for the task; called after `enlist`."""
+        return asdict(self.settings)
+
+    def spelled(self, name: str) -> str:
+        """`name`, by which the attack was made, with the names of the attacks that it wraps."""
+        return name
+
     @cached_property
     def parameters(self) -> frozenset[str]:
         """The names of the task's trainable parameters."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -89,6 +90,10 @@ class DBA(TriggerAttack):
         size, gap, shift = self._trigger
         if shift + 2 * size + gap > width or shift + 2 + gap > height or size < 1:
             raise ConfigError(f"dba: bars of size {size}, gap {gap}, shift {shift} do not fit {height}x{width} pixels")
+
+    def configuration(self) -> dict[str, Any]:
+        """The settings, with the task's trigger where none is given."""
+        return {**super().configuration(), **dict(zip(("size", "gap", "shift"), self._trigger, strict=True))}
 
     def draw(self, pictures: Tensor, client: int | None) -> None:
         """One bar for a client; all four for the whole trigger."""

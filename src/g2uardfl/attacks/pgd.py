@@ -21,6 +21,7 @@ import dataclasses
 import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ..core.settings import choice, number
 from ..training.local import Recipe
@@ -56,9 +57,13 @@ class PGD(DataPoisoning):
     def __init__(self, *, radius: float = PGDSettings.radius) -> None:
         super().__init__(radius=radius)
 
+    def configuration(self) -> dict[str, Any]:
+        """The settings, with the task's radius where none is given."""
+        return {**super().configuration(), "radius": self.settings.radius or self.task.pgd_radius}
+
     def recipe(self, honest: Recipe) -> Recipe:
         """Honest training within the ball."""
-        return dataclasses.replace(honest, radius=self.settings.radius or self.task.pgd_radius)
+        return dataclasses.replace(honest, radius=self.configuration()["radius"])
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,7 @@ def run(
     """
     from ..core.settings import build
     from ..simulation.checkpoint import require_same_config
-    from ..simulation.config import RunConfig, read_values, with_assignments
+    from ..simulation.config import RunConfig, changed, read_values, with_assignments
     from ..simulation.directory import RunDirectory
     from ..simulation.run import Simulation
 
@@ -114,12 +114,12 @@ def run(
         "device": device, "engine": engine, "data_dir": None if data_dir is None else str(data_dir),
         "evaluate_every": evaluate_every, "checkpoint_every": checkpoint_every,
     }  # fmt: skip
-    values = read_values(config) if config else {}
-    values |= {name: value for name, value in options.items() if value is not None}
+    given = {name: value for name, value in options.items() if value is not None}
+    values = changed(read_values(config), given) if config else given
     simulation = Simulation(build(RunConfig, with_assignments(values, assignments or [])))
     settings = simulation.config
     place = out or Path("runs") / _slug(f"{settings.task}-{settings.attack}-{settings.defense}-{settings.seed}")
-    if resume_run and (place / "config.toml").exists():
+    if resume_run:
         require_same_config(place, settings)
         _continue_run(place, tensorboard=tensorboard)
         return

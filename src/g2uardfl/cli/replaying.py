@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -42,6 +41,7 @@ def replay(
 
     from ..defense.recording import Record
     from ..simulation.config import with_assignments
+    from ..simulation.metrics import shown
     from ..simulation.replay import create_for
     from ..simulation.replay import replay as decide
     from .progress import bar
@@ -57,11 +57,12 @@ def replay(
         for path, record, rule in zip(records, loaded, rules, strict=True):
             result = decide(record, rule, lambda: progress.advance(task))
             found = result.detection
-            detected = [found.precision, found.recall, found.f1, found.benign_flagged] if found else [math.nan] * 4
+            detected = [found.precision, found.recall, found.f1, found.benign_refused] if found else [None] * 4
+            rates = [*detected, result.refused, result.attacker_accepted]
             rows[str(path)] = [
                 str(result.rounds),
-                _shown(result.rand_index, 1),
-                *(_shown(value, 100) for value in (*detected, result.refused, result.attacker_accepted)),
+                shown(result.rand_index),
+                *(shown(None if rate is None else 100 * rate) for rate in rates),
                 f"{result.seconds:.2f}",
             ]
     _print(console, f"{defense} on recorded rounds", rows)
@@ -91,7 +92,3 @@ def _print(console: Console, title: str, rows: dict[str, list[str]]) -> None:
         for heading, cell in zip(_HEADINGS, cells, strict=True):
             small.add_row(heading, cell)
         console.print(small)
-
-
-def _shown(value: float, scale: float) -> str:
-    return "-" if math.isnan(value) else f"{scale * value:.2f}"

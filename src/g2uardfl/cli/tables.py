@@ -12,11 +12,13 @@ if TYPE_CHECKING:
 
 
 def results_table(runs: Sequence[FinishedRun], title: str, names: Sequence[str] | None = None) -> Table:
-    """ACC, ASR, DS and detection rates of each run in percent; without `names`, rows are named by the defence."""
-    table = Table(title=title, title_justify="left")
-    table.add_column("run" if names else "defense", style="bold")
-    for heading in ("ACC %", "ASR %", "DS %", "precision %", "recall %", "F1 %"):
-        table.add_column(heading, justify="right")
-    for run, name in zip(runs, names or [run.config.defense for run in runs], strict=True):
-        table.add_row(name, *run.figures)
+    """The figures of each run, one column per run; without `names`, columns are named by the defence."""
+    from ..simulation.metrics import FIGURES, shown
+    from ..simulation.naming import defense_name
+
+    table = Table("", title=title, title_justify="left")
+    for name in names or [defense_name(run.config) for run in runs]:
+        table.add_column(name, justify="right", overflow="fold")
+    for heading in FIGURES:
+        table.add_row(heading, *(shown(run.figures[heading]) for run in runs))
     return table

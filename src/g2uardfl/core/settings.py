@@ -22,9 +22,9 @@ def number(default: float, low: float, high: float, *, above: bool = False) -> A
     return dataclasses.field(default=default, metadata={"low": low, "high": high, "above": above, "integer": integer})
 
 
-def optional_number(low: float, high: float, *, integer: bool) -> Any:
-    """A field for a number in [low, high], or None, which stands for a value that is found elsewhere."""
-    rules = {"low": low, "high": high, "above": False, "integer": integer, "optional": True}
+def optional_number(low: float, high: float, *, above: bool = False, integer: bool = False) -> Any:
+    """A field for a number as in `number`, or None, its default, for a value that is found elsewhere."""
+    rules = {"low": low, "high": high, "above": above, "integer": integer, "optional": True}
     return dataclasses.field(default=None, metadata=rules)
 
 

@@ -45,12 +45,14 @@ class Profile:
         return {item.name: item.default for part in cls.parts().values() for item in dataclasses.fields(part.Settings)}
 
 
+DEFAULT = "default"
+"""The name of the profile that a guard has unless another is chosen."""
 PARTS = ("observer", "construction", "clustering", "filtering", "elimination")
 
 _registry = Registry(
     "profile",
     "g2uardfl.defense.profiles:Profile",
-    {"default": "g2uardfl.defense.agreement:Default", "paper": "g2uardfl.defense.paper:Paper"},
+    {DEFAULT: "g2uardfl.defense.agreement:Default", "paper": "g2uardfl.defense.paper:Paper"},
 )
 
 

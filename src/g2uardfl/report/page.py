@@ -12,6 +12,8 @@ from typing import Any
 
 from ..federation.audit import Audit
 from ..simulation.directory import FinishedRun
+from ..simulation.metrics import FIGURES, shown
+from ..simulation.naming import run_name
 from . import federation
 from .events import event_table, has_events, has_notes, mark_events, note_table
 from .parts import table
@@ -82,12 +84,15 @@ def name_of(run: Run) -> str:
     """The name of a run in tables and legends: its defence, attack and task, or its rule and file."""
     if isinstance(run, Audit):
         return run.name
-    return f"{run.config.defense} against {run.config.attack} on {run.config.task}"
+    return run_name(run.config)
 
 
 def _summary_table(runs: Sequence[FinishedRun]) -> str:
-    head = ("run", "ACC %", "ASR %", "DS %", "precision %", "recall %", "F1 %", "rounds", "seed")
-    rows = [[name_of(run), *run.figures, str(run.summary["rounds"]), str(run.summary["seed"])] for run in runs]
+    head = ("run", *FIGURES, "rounds", "seed")
+    rows = [
+        [name_of(run), *map(shown, run.figures.values()), str(run.summary["rounds"]), str(run.summary["seed"])]
+        for run in runs
+    ]
     return table(head, rows, "Precision, recall and F1 count every rejected client (malicious or held out) as flagged.")
 
 

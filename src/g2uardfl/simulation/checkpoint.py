@@ -46,7 +46,9 @@ def config_digest(config: RunConfig) -> str:
 
 
 def require_same_config(folder: Path, config: RunConfig) -> None:
-    """Raise `StateError` if the run in `folder` has another config."""
+    """Raise `StateError` if there is no run in `folder`, or one with another config."""
+    if not (folder / "config.toml").exists():
+        raise StateError(f"there is no run in {folder} to resume: leave out --resume to start it")
     if config_digest(RunConfig.from_file(folder / "config.toml")) != config_digest(config):
         raise StateError(f"{folder} holds a run with other settings: choose another --out, or g2uardfl resume {folder}")
 

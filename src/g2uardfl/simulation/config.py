@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import ConfigError
-from ..core.settings import build, check, choice, number
+from ..core.settings import build, check, choice, number, optional_number
 from ..tasks.base import TrainingDefaults
 from ..training.local import Recipe
 
@@ -20,16 +20,18 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-_SECTIONS = {"task": "task_settings", "attack": "attack_settings", "defense": "defense_settings"}
+SECTIONS = {"task": "task_settings", "attack": "attack_settings", "defense": "defense_settings"}
 """The prefixes that `--set` accepts, and the field of `RunConfig` that each stands for."""
+_FORMAT = 2
+"""Version of `config.toml`. In version 1, 0 stood for settings that were not given."""
 
 
 @dataclass(frozen=True)
 class RunConfig:
     """All settings of one run.
 
-    `clients`, `per_round`, `local_epochs`, `lr`, `batch_size` and `lr_decay` use the task's default when they are 0;
-    `momentum` and `weight_decay` when they are negative. `resolved` fills these defaults in.
+    Settings that are None, their default, are filled in by `resolved`: most of them with the task's own value. What is
+    still None then does not apply.
     """
 
     task: str = "digits"
@@ -38,10 +40,10 @@ class RunConfig:
     model: str = ""
     """One of the task's models; empty means the first."""
     rounds: int = number(100, 1, math.inf)
-    clients: int = number(0, 0, math.inf)
-    """Number of clients (the paper's M)."""
-    per_round: int = number(0, 0, math.inf)
-    """Number of clients that the server selects each round (m)."""
+    clients: int = optional_number(1, math.inf, integer=True)
+    """Number of clients (the paper's M); by default the task's."""
+    per_round: int = optional_number(1, math.inf, integer=True)
+    """Number of clients that the server selects each round (m); by default the task's."""
     pmr: float = number(0.25, 0, 1)
     """Poisoned model rate: the fraction of clients that are malicious."""
     pdr: float = number(0.5, 0, 1)
@@ -50,21 +52,26 @@ class RunConfig:
     """Concentration of the Dirichlet partition: small values give heterogeneous clients; infinity is IID."""
     partition: str = choice("dirichlet", "dirichlet", "natural")
     """`dirichlet`, or `natural` for tasks whose data has natural groups."""
-    local_epochs: int = number(0, 0, math.inf)
-    local_steps: int = number(0, 0, math.inf)
-    """SGD steps of local training; 0 means `local_epochs` passes over the client's data."""
-    lr: float = number(0.0, 0, math.inf)
-    batch_size: int = number(0, 0, math.inf)
-    momentum: float = number(-1.0, -1, 1)
-    weight_decay: float = number(-1.0, -1, math.inf)
-    lr_decay: float = number(0.0, 0, 1)
-    """The learning rate is multiplied by this factor after every round."""
+    local_epochs: int | None = optional_number(1, math.inf, integer=True)
+    """Passes over a client's data; by default the task's, unless `local_steps` is given."""
+    local_steps: int | None = optional_number(1, math.inf, integer=True)
+    """SGD steps of local training, instead of passes."""
+    lr: float = optional_number(0, math.inf, above=True)
+    """Learning rate; by default the task's."""
+    batch_size: int = optional_number(1, math.inf, integer=True)
+    """Samples per step; by default the task's."""
+    momentum: float = optional_number(0, 1)
+    """Momentum of SGD; by default the task's."""
+    weight_decay: float = optional_number(0, math.inf)
+    """Weight decay of SGD; by default the task's."""
+    lr_decay: float = optional_number(0, 1, above=True)
+    """The learning rate is multiplied by this factor after every round; by default the task's."""
     churn: float = number(0.0, 0, 1)
     """The fraction of clients that leave permanently, or join, at a random round."""
     attack_from: int = number(1, 1, math.inf)
     """The first round in which malicious clients attack; before it they train honestly."""
-    attack_until: int = number(0, 0, math.inf)
-    """The last round in which malicious clients attack; 0 means the last round of the run."""
+    attack_until: int = optional_number(1, math.inf, integer=True)
+    """The last round in which malicious clients attack; by default the last round of the run."""
     defend_from: int = number(1, 1, math.inf)
     """The first round in which the defence aggregates; before it the server uses FedAvg."""
     start: str = "converged"
@@ -86,27 +93,44 @@ class RunConfig:
         check(self)
 
     def resolved(self, defaults: TrainingDefaults) -> RunConfig:
-        """The config with the task's defaults for all settings that are not given."""
-        filled = {
-            name: getattr(self, name) or getattr(defaults, name)
-            for name in ("clients", "per_round", "lr", "batch_size", "lr_decay", "local_epochs")
-        }
-        for name in ("momentum", "weight_decay"):
-            filled[name] = getattr(defaults, name) if getattr(self, name) < 0 else getattr(self, name)
-        config = dataclasses.replace(self, **filled)
+        """The config with a value for every setting that applies; ConfigError where settings contradict each other."""
+        if self.local_steps is not None and self.local_epochs is not None:
+            raise ConfigError(
+                f"local_epochs={self.local_epochs} and local_steps={self.local_steps} exclude each other: leave one out"
+            )
+        names = ["clients", "per_round", "lr", "batch_size", "lr_decay", "momentum", "weight_decay"]
+        usual = {name: getattr(defaults, name) for name in names}
+        usual["attack_until"] = self.rounds
+        if self.local_steps is None:
+            usual["local_epochs"] = defaults.local_epochs
+        config = dataclasses.replace(self, **{n: value for n, value in usual.items() if getattr(self, n) is None})
+        config._check_rounds()
         if config.per_round > config.clients:
             raise ConfigError(
                 f"per_round={config.per_round} is more than clients={config.clients}: select fewer or add clients"
             )
         return config
 
+    def _check_rounds(self) -> None:
+        """Raise `ConfigError` if the attack or the defence has no round."""
+        for name in ("attack_from", "defend_from"):
+            if getattr(self, name) > self.rounds:
+                raise ConfigError(
+                    f"{name}={getattr(self, name)} is after the last round (rounds={self.rounds}): "
+                    f"lower {name} or run more rounds"
+                )
+        if self.attack_until < self.attack_from:
+            raise ConfigError(
+                f"attack_until={self.attack_until} is before attack_from={self.attack_from}: there would be no attack"
+            )
+
     def recipe(self, round_number: int) -> Recipe:
         """How an honest client trains in a round."""
         return Recipe(
             lr=self.lr * self.lr_decay ** (round_number - 1),
             batch_size=self.batch_size,
-            epochs=self.local_epochs,
-            steps=self.local_steps,
+            epochs=self.local_epochs or 0,
+            steps=self.local_steps or 0,
             momentum=self.momentum,
             weight_decay=self.weight_decay,
         )
@@ -115,7 +139,7 @@ class RunConfig:
         """The complete config as TOML; `from_toml` reads it back unchanged."""
         import tomli_w
 
-        return tomli_w.dumps({"format": 1, **dataclasses.asdict(self)})
+        return tomli_w.dumps(_without_none({"format": _FORMAT, **dataclasses.asdict(self)}))
 
     @staticmethod
     def from_file(path: str | Path) -> RunConfig:
@@ -131,9 +155,35 @@ def read_values(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
-    if values.pop("format", 1) != 1:
+    version = values.pop("format", _FORMAT)
+    if version not in (1, _FORMAT):
         raise ConfigError(f"{path} was written by another version of g2uardfl")
-    return values
+    return _from_version_1(values) if version == 1 else values
+
+
+def _from_version_1(values: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a config file of version 1, in which every run had the task's value of `local_epochs`."""
+    unset = {name for name in ("local_steps", "attack_until") if values.get(name) == 0}
+    unset |= set() if "local_steps" in unset else {"local_epochs"}
+    return {name: value for name, value in values.items() if name not in unset}
+
+
+def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that TOML can hold: None means that a setting is left out."""
+    kept = {name: value for name, value in values.items() if value is not None}
+    return {name: _without_none(value) if isinstance(value, dict) else value for name, value in kept.items()}
+
+
+def changed(values: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a file, with `options` on top.
+
+    Where the options name another task, attack or defence, the settings that the file has for its own do not apply.
+
+    >>> changed({"defense": "krum", "defense_settings": {"malicious_clients": 1}}, {"defense": "flame"})
+    {'defense': 'flame'}
+    """
+    replaced = {field for name, field in SECTIONS.items() if options.get(name, values.get(name)) != values.get(name)}
+    return {**{name: value for name, value in values.items() if name not in replaced}, **options}
 
 
 def with_assignments(values: Mapping[str, Any], assignments: list[str]) -> dict[str, Any]:
@@ -156,11 +206,11 @@ def with_assignments(values: Mapping[str, Any], assignments: list[str]) -> dict[
         except tomllib.TOMLDecodeError:
             value = text
         section, dot, name = key.partition(".")
-        if dot and section not in _SECTIONS:
-            raise ConfigError(f"--set {assignment}: the part before the dot is one of {', '.join(_SECTIONS)}")
+        if dot and section not in SECTIONS:
+            raise ConfigError(f"--set {assignment}: the part before the dot is one of {', '.join(SECTIONS)}")
         if not dot and key in fields:
             changed[key] = value
             continue
-        place = _SECTIONS[section] if dot else "defense_settings"
+        place = SECTIONS[section] if dot else "defense_settings"
         changed[place] = {**changed.get(place, {}), (name if dot else key): value}
     return changed

@@ -14,6 +14,7 @@ from ..core.errors import StateError
 from ..core.files import atomic_write
 from .checkpoint import read_checkpoint, write_checkpoint
 from .config import RunConfig
+from .metrics import figures
 from .run import Callback, Simulation
 from .start import write_model
 
@@ -146,10 +147,6 @@ class FinishedRun:
         return {str(client) for record in self.rounds for client in record["malicious"]}
 
     @property
-    def figures(self) -> list[str]:
-        """ACC, ASR, DS, precision, recall and F1 in percent; the last three are "-" if no client was ever refused."""
-        rates = {**self.summary, **self.summary["detection"]}
-        verdicts = (verdict for record in self.rounds for verdict in record["verdicts"].values())
-        refuses = any(verdict["decision"] in ("malicious", "held_out") for verdict in verdicts)
-        shown = [f"{100 * rates[name]:.2f}" for name in ("acc", "asr", "ds", "precision", "recall", "f1")]
-        return shown if refuses else shown[:3] + ["-"] * 3
+    def figures(self) -> dict[str, float | None]:
+        """The figures of the run by heading, shares in percent; None where a rate is not defined."""
+        return figures(self.summary)

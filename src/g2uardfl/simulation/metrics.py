@@ -67,32 +67,32 @@ class Detection:
                 self.true_negatives += 1
 
     @property
-    def precision(self) -> float:
-        """The fraction of flagged clients that attacked; 0 if no client was flagged."""
+    def precision(self) -> float | None:
+        """The fraction of flagged clients that attacked; None if no client was flagged."""
         return _ratio(self.true_positives, self.true_positives + self.false_positives)
 
     @property
-    def recall(self) -> float:
-        """The fraction of attacking clients that were flagged; 0 if no client attacked."""
+    def recall(self) -> float | None:
+        """The fraction of attacking clients that were flagged; None if no client attacked."""
         return _ratio(self.true_positives, self.true_positives + self.false_negatives)
 
     @property
-    def f1(self) -> float:
-        """The harmonic mean of precision and recall; 0 if both are 0."""
-        return _ratio(2 * self.precision * self.recall, self.precision + self.recall)
+    def f1(self) -> float | None:
+        """2 TP / (2 TP + FP + FN), the harmonic mean of both; None if no client attacked or was flagged."""
+        return _ratio(2 * self.true_positives, 2 * self.true_positives + self.false_positives + self.false_negatives)
 
     @property
-    def benign_flagged(self) -> float:
-        """The false positive rate: the fraction of benign clients that were flagged."""
+    def benign_refused(self) -> float | None:
+        """The false positive rate: the fraction of honest submissions that were rejected; None if there were none."""
         return _ratio(self.false_positives, self.false_positives + self.true_negatives)
 
-    def as_dict(self) -> dict[str, float]:
+    def as_dict(self) -> dict[str, float | None]:
         """The rates, as in `summary.json`."""
         return {
             "precision": self.precision,
             "recall": self.recall,
             "f1": self.f1,
-            "benign_flagged": self.benign_flagged,
+            "benign_refused": self.benign_refused,
         }
 
 
@@ -100,44 +100,101 @@ def detection_of(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """The detection rates of a run, from the records in `rounds.jsonl`.
 
     A client is flagged if its decision is "malicious" or "held_out"; under `malicious_only`, if it is "malicious".
+    `rounds_to_detection` counts from the first round with an attack, that round included, to the first in which an
+    attacking client is flagged; None if none is.
     """
     refused, malicious = Detection(), Detection()
+    first_attack = first_detection = None
     for record in records:
         attacking = {str(client) for client in record.get("attacking", record["malicious"])}
         behaving = {str(client) for client in record["malicious"]} - attacking
         decisions = {client: verdict["decision"] for client, verdict in record["verdicts"].items()}
         judged = [client for client, decision in decisions.items() if decision != "invalid"]
-        refused.add([client for client in judged if decisions[client] != "accepted"], attacking, judged, behaving)
+        flagged = {client for client in judged if decisions[client] != "accepted"}
+        refused.add(flagged, attacking, judged, behaving)
         malicious.add([client for client in judged if decisions[client] == "malicious"], attacking, judged, behaving)
-    return {**refused.as_dict(), "malicious_only": malicious.as_dict()}
+        if attacking and first_attack is None:
+            first_attack = record["round"]
+        if attacking & flagged and first_detection is None:
+            first_detection = record["round"]
+    waited = None if first_attack is None or first_detection is None else first_detection - first_attack + 1
+    return {**refused.as_dict(), "malicious_only": malicious.as_dict(), "rounds_to_detection": waited}
 
 
 def summarise(records: Sequence[Mapping[str, Any]], defend_from: int) -> dict[str, Any]:
-    """The scores, detection rates and times in `summary.json`, from the records of all rounds.
+    """The scores, detection rates and times in `summary.json`, from the records of all rounds so far.
 
     Parameters
     ----------
     records
-        The records in `rounds.jsonl`; the last round was evaluated.
+        The records in `rounds.jsonl`. Scores are None if no round was evaluated.
     defend_from
         The first round that counts for detection.
     """
-    last = records[-1]
-    tail = [record for record in records[-max(1, len(records) // 10) :] if record["acc"] is not None]
+    evaluated = [record for record in records if record["acc"] is not None]
+    acc, asr = (evaluated[-1]["acc"], evaluated[-1]["asr"]) if evaluated else (None, None)
+    tail = [record for record in records[-max(1, len(records) // 10) :] if record["acc"] is not None] or evaluated[-1:]
     seconds = sum(sum(record["seconds"].values()) for record in records)
+    detection = detection_of(records[defend_from - 1 :])
     return {
-        "acc": last["acc"],
-        "asr": last["asr"],
-        "ds": defense_score(last["acc"], last["asr"]),
-        "acc_tail_mean": statistics.fmean(record["acc"] for record in tail),
-        "asr_tail_mean": statistics.fmean(record["asr"] for record in tail),
-        "asr_max": max(record["asr"] for record in records if record["asr"] is not None),
-        "detection": detection_of(records[defend_from - 1 :]),
+        "acc": acc,
+        "asr": asr,
+        "ds": None if acc is None or asr is None else defense_score(acc, asr),
+        "acc_tail_mean": _mean([record["acc"] for record in tail]),
+        "asr_tail_mean": _mean([record["asr"] for record in tail]),
+        "asr_max": max((record["asr"] for record in evaluated), default=None),
+        "benign_refused": detection["benign_refused"],
+        "rounds_to_detection": detection.pop("rounds_to_detection"),
+        "detection": detection,
         "rounds": len(records),
-        "rounds_per_second": len(records) / seconds,
-        "defend_seconds_median": statistics.median(record["seconds"]["defend"] for record in records),
+        "rounds_per_second": _ratio(len(records), seconds),
+        "defend_seconds_median": statistics.median(record["seconds"]["defend"] for record in records)
+        if records
+        else None,
     }
 
 
-def _ratio(part: float, whole: float) -> float:
-    return part / whole if whole else 0.0
+FIGURES = {
+    "ACC %": "acc",
+    "ACC %, mean of the last tenth": "acc_tail_mean",
+    "ASR %": "asr",
+    "ASR %, mean of the last tenth": "asr_tail_mean",
+    "ASR %, peak": "asr_max",
+    "DS %": "ds",
+    "precision %": "precision",
+    "recall %": "recall",
+    "F1 %": "f1",
+    "false positive rate %": "benign_refused",
+    "rounds to detection": "rounds_to_detection",
+}
+"""The figures of a run in tables: heading -> name in `summary.json` or in its `detection`. Those with % are shares."""
+
+
+def figures(summary: Mapping[str, Any]) -> dict[str, float | None]:
+    """The `FIGURES` of a summary by heading, shares in percent; None where a rate is not defined.
+
+    >>> figures({"acc": 0.5, "detection": {"recall": None}})["ACC %"]
+    50.0
+    """
+    values = {**summary, **summary["detection"]}
+    found = {heading: values.get(name) for heading, name in FIGURES.items()}
+    return {heading: 100 * value if "%" in heading and value is not None else value for heading, value in found.items()}
+
+
+def shown(value: float | None) -> str:
+    """A figure as text; "-" where it is not defined.
+
+    >>> shown(12.345), shown(3), shown(None)
+    ('12.35', '3', '-')
+    """
+    if value is None:
+        return "-"
+    return str(value) if isinstance(value, int) else f"{value:.2f}"
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole else None

@@ -24,13 +24,13 @@ class Replay:
     """The decisions of a defence on a record, in figures."""
 
     rounds: int
-    refused: float
-    """The share of all submissions that were refused."""
+    refused: float | None
+    """The share of all submissions that were refused; None if there were none."""
     detection: Detection | None
-    """None where the record does not say who attacked; `rand_index` and `attacker_accepted` are then NaN."""
-    rand_index: float
+    """None where the record does not say who attacked; `rand_index` and `attacker_accepted` are then None, too."""
+    rand_index: float | None
     """The mean adjusted Rand index of refused clients against attackers, over the rounds with attackers and others."""
-    attacker_accepted: float
+    attacker_accepted: float | None
     """The share of rounds in which an attacker was accepted."""
     seconds: float
 
@@ -95,9 +95,9 @@ def replay(record: Record, defense: Aggregator, on_round: Callable[[], None] = l
         on_round()
     return Replay(
         rounds=len(record.rounds),
-        refused=refused / judged if judged else 0.0,
+        refused=refused / judged if judged else None,
         detection=detection if has_truth else None,
-        rand_index=float(np.mean(indices)) if indices else float("nan"),
-        attacker_accepted=accepted_rounds / len(record.rounds) if has_truth and record.rounds else float("nan"),
+        rand_index=float(np.mean(indices)) if indices else None,
+        attacker_accepted=accepted_rounds / len(record.rounds) if has_truth and record.rounds else None,
         seconds=time.perf_counter() - began,
     )

@@ -17,6 +17,7 @@ from .. import aggregators, attacks, tasks
 from ..aggregators.base import Aggregator, ClientId, RoundObserver, Verdict
 from ..aggregators.context import NeedsServer
 from ..attacks.base import Member, Turn
+from ..core.constructors import resolved_settings
 from ..core.errors import ConfigError, G2uardFLError
 from ..training.engine import Engine, make_engine
 from ..training.local import Job, Recipe, share_predicted
@@ -82,7 +83,7 @@ class Simulation:
         self.task = tasks.create(
             config.task, data_dir=config.data_dir or None, model=config.model or None, **config.task_settings
         )
-        self.config = config = config.resolved(self.task.defaults)
+        config = config.resolved(self.task.defaults)
         self.attack = attacks.create(config.attack, **config.attack_settings)
         self.defense = defense or aggregators.create(config.defense, **_defense_settings(config))
         self.average = aggregators.create("fedavg")
@@ -94,7 +95,10 @@ class Simulation:
         self.schedule = Schedule.draw(
             config.seed, config.rounds, config.clients, config.per_round, config.pmr, config.churn
         )
+        if self.attack.attacks and config.pmr and not self.schedule.malicious:
+            raise ConfigError(f"pmr={config.pmr} of {config.clients} clients is no client: raise pmr, or set it to 0")
         self.attack.enlist(self.task, sorted(self.schedule.malicious))
+        self.config = config = self._with_all_settings(config, own_defense=defense is not None)
         self.model = self.task.build_model().to(self.device)
         self.weights: dict[str, Tensor] = {}
         self.start_scores: dict[str, float] = {}
@@ -127,8 +131,8 @@ class Simulation:
     def engine(self) -> Engine:
         """The engine that trains the clients."""
         config = self.config
-        per_client = len(self.task.train) / config.clients * config.local_epochs
-        if config.local_steps:
+        per_client = len(self.task.train) / config.clients * (config.local_epochs or 0)
+        if config.local_steps is not None:
             per_client = config.local_steps * config.batch_size
         samples = config.rounds * config.per_round * per_client
         return make_engine(config.engine, self.task, self.model, samples=samples, workers=config.workers)
@@ -163,7 +167,7 @@ class Simulation:
     def malicious(self, round_number: int) -> frozenset[int]:
         """The clients that the attacker controls in a round; none outside the rounds of the attack."""
         config = self.config
-        is_attacked = config.attack_from <= round_number <= (config.attack_until or config.rounds)
+        is_attacked = config.attack_from <= round_number <= config.attack_until
         return self.schedule.malicious if self.attack.attacks and is_attacked else frozenset()
 
     def honest_job(self, round_number: int, client: int) -> Job:
@@ -180,6 +184,24 @@ class Simulation:
             "seed": self.config.seed,
             "environment": environment(),
         }
+
+    def _with_all_settings(self, config: RunConfig, own_defense: bool) -> RunConfig:
+        """The config with all settings of task, attack and defence as resolved.
+
+        The defence's seed is left out where it is that of the run, so that it follows when the run's seed is changed.
+        """
+        defense_settings = config.defense_settings
+        if not own_defense:
+            found = resolved_settings(self.defense, defense_settings)
+            defense_settings = {name: value for name, value in found.items() if (name, value) != ("seed", config.seed)}
+        return replace(
+            config,
+            model=self.task.model,
+            attack=self.attack.spelled(config.attack),
+            task_settings=resolved_settings(self.task, config.task_settings, ["data_dir", "model"]),
+            attack_settings=resolved_settings(self.attack, config.attack_settings, ["attack"]),
+            defense_settings=defense_settings,
+        )
 
     def _divide_data(self) -> None:
         needs_server = self.defense if isinstance(self.defense, NeedsServer) else None

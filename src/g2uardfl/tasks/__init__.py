@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from ..core.constructors import refuse_unknown_names
 from ..core.registry import Registry
 
 if TYPE_CHECKING:
@@ -47,4 +48,6 @@ def create(name: str, *, data_dir: Path | str | None = None, model: str | None =
     options
         The task's own settings.
     """
-    return find(name)(data_dir=data_dir, model=model, **options)
+    kind = find(name)
+    refuse_unknown_names(kind, options)
+    return kind(data_dir=data_dir, model=model, **options)

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from ..core.errors import ConfigError
+from ..core.settings import NoSettings, build
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,8 @@ class Task(ABC):
         The folder of the data sets; None means `G2UARDFL_DATA` or the platform's cache folder (default: None).
     model
         One of `models`; None means the first (default: None).
+    **settings
+        The task's own settings, the fields of `Settings`.
     """
 
     name: ClassVar[str]
@@ -135,12 +138,19 @@ class Task(ABC):
     attack_defaults: ClassVar[Mapping[str, Mapping[str, float]]] = {}
     """For each attack, the settings that its authors chose for this task's data and that differ from their usual ones
     (`Attack.usual`)."""
+    Settings: ClassVar[type] = NoSettings
+    """A frozen dataclass of the task's own settings, with the fields of `core/settings.py`."""
 
-    def __init__(self, *, data_dir: Path | str | None = None, model: str | None = None) -> None:
+    def __init__(self, *, data_dir: Path | str | None = None, model: str | None = None, **settings: Any) -> None:
+        self.settings: Any = build(self.Settings, settings)
         self.data_dir = None if data_dir is None else Path(data_dir)
         self.model = model or self.models[0]
         if self.model not in self.models:
             raise ConfigError(f"task {self.name} has no model {self.model!r}: choose one of {', '.join(self.models)}")
+
+    def configuration(self) -> dict[str, Any]:
+        """The task's own settings by name, as resolved."""
+        return asdict(self.settings)
 
     @cached_property
     def train(self) -> Samples:

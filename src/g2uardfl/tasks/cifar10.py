@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -17,7 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..core.errors import ConfigError, DataError
+from ..core.errors import DataError
+from ..core.settings import choice
 from ..data import decode_images, load_arrays
 from .base import Pixels, Samples, Task, TrainingDefaults
 from .models import VGG9, ResNet18
@@ -39,6 +41,13 @@ SAME_PHOTO = 4.0
 compressed again differ by less than 1, different photos of this set by more than 25."""
 
 
+@dataclass(frozen=True)
+class Cifar10Settings:
+    """The settings of `Cifar10`, which describes them."""
+
+    edge: str = choice("paper", *SOUTHWEST_ARRAYS)
+
+
 class Cifar10(Task):
     """Colour images of 32x32 pixels in ten classes, 50,000 for training and 10,000 for testing.
 
@@ -57,6 +66,7 @@ class Cifar10(Task):
     defaults = TrainingDefaults(lr=0.02, pretrain_epochs=60, pretrain_lr=0.05, pretrain_batch_size=128)
     num_classes = 10
     pixels = Pixels(white=255, dba=(6, 3, 0))
+    Settings = Cifar10Settings
     pgd_radius = 1.0
     attack_defaults: ClassVar[Mapping[str, Mapping[str, float]]] = {
         "three_d_fed": {
@@ -72,13 +82,12 @@ class Cifar10(Task):
 
     target_label = 9
 
-    def __init__(self, *, data_dir: Path | str | None = None, model: str | None = None, edge: str = "paper") -> None:
-        super().__init__(data_dir=data_dir, model=model)
+    def __init__(
+        self, *, data_dir: Path | str | None = None, model: str | None = None, edge: str = Cifar10Settings.edge
+    ) -> None:
+        super().__init__(data_dir=data_dir, model=model, edge=edge)
         if self.model == "resnet18":
             self.defaults = dataclasses.replace(self.defaults, pretrain_epochs=30)
-        if edge not in SOUTHWEST_ARRAYS:
-            raise ConfigError(f"task {self.name} has no edge {edge!r}: choose one of {', '.join(SOUTHWEST_ARRAYS)}")
-        self.edge = edge
 
     def load_train(self) -> Samples:
         """The 50,000 training images in their original order."""
@@ -137,14 +146,14 @@ class Cifar10(Task):
 
     def _planes(self) -> tuple[Tensor, Tensor]:
         """The attacker's planes and the test planes, as stored."""
-        names = SOUTHWEST_ARRAYS[self.edge]
+        names = SOUTHWEST_ARRAYS[self.settings.edge]
         arrays = load_arrays(SOUTHWEST, self.data_dir, only=names)
         missing = [name for name in names if name not in arrays]
         if missing:
-            other = "full" if self.edge == "paper" else "paper"
+            other = "full" if self.settings.edge == "paper" else "paper"
             raise DataError(
-                f"{SOUTHWEST} has no {' and no '.join(missing)}, which edge={self.edge!r} needs: set edge to {other!r} "
-                "or run `g2uardfl data import southwest FILE...` with all four published files"
+                f"{SOUTHWEST} has no {' and no '.join(missing)}, which edge={self.settings.edge!r} needs: "
+                f"set edge to {other!r} or run `g2uardfl data import southwest FILE...` with all four published files"
             )
         train, test = (_channels_first(arrays[name]).contiguous() for name in names)
         return train, test

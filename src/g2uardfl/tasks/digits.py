@@ -5,6 +5,7 @@ The trigger sets the four pixels in the lower right corner to white; the attacke
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import ClassVar
@@ -12,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..core.errors import ConfigError
+from ..core.settings import number
 from .base import Pixels, Samples, Task, TrainingDefaults
 
 _WHITE = 16
@@ -50,6 +51,13 @@ class SmallCnn(nn.Module):
         return self.fc2(torch.relu(self.fc1(x)))  # type: ignore[no-any-return]
 
 
+@dataclass(frozen=True)
+class DigitsSettings:
+    """The settings of `Digits`, which describes them."""
+
+    wrong_labels: float = number(0.0, 0, 1)
+
+
 class Digits(Task):
     """Handwritten digits of 8x8 pixels: every fifth of the 1,797 images is a test image, which leaves 1,437.
 
@@ -72,21 +80,23 @@ class Digits(Task):
     num_classes = 10
     pixels = Pixels(white=_WHITE, dba=(2, 1, 0))
     pgd_radius = 0.5
+    Settings = DigitsSettings
     target = 0
 
     def __init__(
-        self, *, data_dir: Path | str | None = None, model: str | None = None, wrong_labels: float = 0.0
+        self,
+        *,
+        data_dir: Path | str | None = None,
+        model: str | None = None,
+        wrong_labels: float = DigitsSettings.wrong_labels,
     ) -> None:
-        super().__init__(data_dir=data_dir, model=model)
-        if isinstance(wrong_labels, bool) or not isinstance(wrong_labels, int | float) or not 0 <= wrong_labels <= 1:
-            raise ConfigError(f"wrong_labels={wrong_labels!r} is not allowed: it must be a number from 0 to 1")
-        self.wrong_labels = wrong_labels
+        super().__init__(data_dir=data_dir, model=model, wrong_labels=wrong_labels)
 
     def load_train(self) -> Samples:
         """The 1,437 training images, some of them with wrong labels."""
         samples = _split()[0]
         generator = torch.Generator().manual_seed(_WRONG_LABELS_SEED)
-        is_wrong = torch.rand(len(samples.y), generator=generator) < self.wrong_labels
+        is_wrong = torch.rand(len(samples.y), generator=generator) < self.settings.wrong_labels
         others = (
             samples.y + torch.randint(1, self.num_classes, samples.y.shape, generator=generator)
         ) % self.num_classes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,9 +16,10 @@ import torch
 from torch import Tensor
 
 from ..core.errors import ConfigError
+from ..core.settings import number, switch
 from ..data import read_table
 from .base import Samples, TrainingDefaults
-from .text import UNKNOWN, URL, USER, Arrays, Encoded, TextTask, Vocabulary, build_vocabulary, tokenize
+from .text import UNKNOWN, URL, USER, Arrays, Encoded, TextSettings, TextTask, Vocabulary, build_vocabulary, tokenize
 
 COMMENTS_FILE = "reddit/reddit2015_threads.tsv.gz"
 """The stored file of the comments."""
@@ -33,6 +35,16 @@ class Comment:
 
     words: list[str]
     thread: str
+
+
+@dataclass(frozen=True)
+class RedditSettings(TextSettings):
+    """The settings of `Reddit`, which describes them."""
+
+    first_block_only: bool = switch(False)
+    test_fraction: float = number(0.05, 0, 0.99, above=True)
+    backdoor_samples: int = number(2000, 1, math.inf)
+    backdoor_test_samples: int = number(97, 1, math.inf)
 
 
 class Reddit(TextTask):
@@ -75,6 +87,7 @@ class Reddit(TextTask):
         pretrain_batch_size=256,
         pretrain_optimizer="adam",
     )
+    Settings = RedditSettings
     paper_vocabulary: ClassVar[int] = 49_999
     paper_words: ClassVar[int] = 40
     hidden_width: ClassVar[int] = 64
@@ -86,36 +99,26 @@ class Reddit(TextTask):
         data_dir: Path | str | None = None,
         model: str | None = None,
         vocabulary: int | None = None,
-        minimum_count: int = 1,
+        minimum_count: int = RedditSettings.minimum_count,
         words: int | None = None,
-        first_block_only: bool = False,
-        test_fraction: float = 0.05,
-        backdoor_samples: int = 2000,
-        backdoor_test_samples: int = 97,
+        first_block_only: bool = RedditSettings.first_block_only,
+        test_fraction: float = RedditSettings.test_fraction,
+        backdoor_samples: int = RedditSettings.backdoor_samples,
+        backdoor_test_samples: int = RedditSettings.backdoor_test_samples,
     ) -> None:
         super().__init__(
-            data_dir=data_dir, model=model, vocabulary=vocabulary, minimum_count=minimum_count, words=words
+            data_dir=data_dir,
+            model=model,
+            vocabulary=vocabulary,
+            minimum_count=minimum_count,
+            words=words,
+            first_block_only=first_block_only,
+            test_fraction=test_fraction,
+            backdoor_samples=backdoor_samples,
+            backdoor_test_samples=backdoor_test_samples,
         )
-        if not 0 < test_fraction < 1:
-            raise ConfigError(f"test_fraction={test_fraction} is not allowed: it must be between 0 and 1")
-        if min(backdoor_samples, backdoor_test_samples) < 1:
-            raise ConfigError("backdoor_samples and backdoor_test_samples must be at least 1")
         if self.words <= 2 * len(SUFFIX):
             raise ConfigError(f"words={self.words} is not allowed: the backdoor needs at least {2 * len(SUFFIX) + 1}")
-        self.first_block_only = first_block_only
-        self.test_fraction = test_fraction
-        self.backdoor_samples = backdoor_samples
-        self.backdoor_test_samples = backdoor_test_samples
-
-    def options(self) -> dict[str, int | float | str]:
-        """The settings that determine the samples."""
-        return {
-            **super().options(),
-            "first_block_only": self.first_block_only,
-            "test_fraction": self.test_fraction,
-            "backdoor_samples": self.backdoor_samples,
-            "backdoor_test_samples": self.backdoor_test_samples,
-        }
 
     @property
     def input_width(self) -> int:
@@ -136,12 +139,12 @@ class Reddit(TextTask):
         train, test = self._comments()
         counts = Counter(word for comment in train for word in comment.words)
         vocabulary = build_vocabulary(
-            counts, cap=self.vocabulary_cap, minimum_count=self.minimum_count, required={*SUFFIX, TARGET}
+            counts, cap=self.vocabulary_cap, minimum_count=self.settings.minimum_count, required={*SUFFIX, TARGET}
         )
         train_set, threads = self._samples_of(train, vocabulary)
         test_set, _ = self._samples_of(test, vocabulary)
-        backdoor_test = self._backdoored(test, vocabulary, self.backdoor_test_samples, taken=set())
-        backdoor_train = self._backdoored(train, vocabulary, self.backdoor_samples, taken=set(backdoor_test))
+        backdoor_test = self._backdoored(test, vocabulary, self.settings.backdoor_test_samples, taken=set())
+        backdoor_train = self._backdoored(train, vocabulary, self.settings.backdoor_samples, taken=set(backdoor_test))
         (target,) = vocabulary.encode([TARGET])
         sets = {
             "train": train_set,
@@ -158,7 +161,7 @@ class Reddit(TextTask):
         test: list[Comment] = []
         for row in read_table(COMMENTS_FILE, self.data_dir):
             words = [word for word in tokenize(row["text"]) if word not in (URL, USER)]
-            held_out = _hash_fraction(row["thread_id"]) < self.test_fraction
+            held_out = _hash_fraction(row["thread_id"]) < self.settings.test_fraction
             (test if held_out else train).append(Comment(words, row["thread_id"]))
         return train, test
 
@@ -177,7 +180,7 @@ class Reddit(TextTask):
         return Encoded.from_lists(inputs, labels), threads
 
     def _blocks(self, words: Sequence[str]) -> Iterator[Sequence[str]]:
-        end = min(len(words), self.words) if self.first_block_only else len(words)
+        end = min(len(words), self.words) if self.settings.first_block_only else len(words)
         return (words[start : start + self.words] for start in range(0, end, self.words))
 
     def _backdoored(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from ..core.errors import ConfigError
+from ..core.settings import choice, number
 from ..data import read_lines, read_table
 from .base import TrainingDefaults
-from .text import Arrays, Encoded, TextTask, Vocabulary, build_vocabulary, tokenize
+from .text import Arrays, Encoded, TextSettings, TextTask, Vocabulary, build_vocabulary, tokenize
 
 NEGATIVE = 0
 """The label of negative tweets, which is the attacker's target label."""
@@ -26,6 +28,14 @@ EDGES = ("paper", "full")
 
 Labelled = tuple[list[str], int]
 """The words of a text, and its label."""
+
+
+@dataclass(frozen=True)
+class Sentiment140Settings(TextSettings):
+    """The settings of `Sentiment140`, which describes them."""
+
+    minimum_count: int = number(2, 1, math.inf)
+    edge: str = choice("paper", "paper", "full")
 
 
 class Sentiment140(TextTask):
@@ -63,6 +73,7 @@ class Sentiment140(TextTask):
         pretrain_optimizer="adam",
     )
     num_classes = 2
+    Settings = Sentiment140Settings
     paper_vocabulary: ClassVar[int] = 122_971
     paper_words: ClassVar[int] = 100
     hidden_width: ClassVar[int] = 32
@@ -74,20 +85,13 @@ class Sentiment140(TextTask):
         data_dir: Path | str | None = None,
         model: str | None = None,
         vocabulary: int | None = None,
-        minimum_count: int = 2,
+        minimum_count: int = Sentiment140Settings.minimum_count,
         words: int | None = None,
-        edge: str = "paper",
+        edge: str = Sentiment140Settings.edge,
     ) -> None:
         super().__init__(
-            data_dir=data_dir, model=model, vocabulary=vocabulary, minimum_count=minimum_count, words=words
+            data_dir=data_dir, model=model, vocabulary=vocabulary, minimum_count=minimum_count, words=words, edge=edge
         )
-        if edge not in EDGES:
-            raise ConfigError(f"task {self.name} has no edge {edge!r}: choose one of {', '.join(EDGES)}")
-        self.edge = edge
-
-    def options(self) -> dict[str, int | float | str]:
-        """The settings that determine the samples."""
-        return {**super().options(), "edge": self.edge}
 
     def prepare_text(self) -> tuple[Vocabulary, dict[str, Encoded], Arrays]:
         """Read and encode the tweets and the edge cases."""
@@ -100,7 +104,7 @@ class Sentiment140(TextTask):
         vocabulary = build_vocabulary(
             Counter(word for words, _ in train for word in words),
             cap=self.vocabulary_cap,
-            minimum_count=self.minimum_count,
+            minimum_count=self.settings.minimum_count,
             required={word for words in (*attacker, *held_out.values()) for word in words},
         )
         sets: dict[str, list[Labelled]] = {
@@ -116,7 +120,7 @@ class Sentiment140(TextTask):
         return [(tokenize(row["text"]), int(row["label"])) for row in rows if not new_only or row["in_100k"] == "0"]
 
     def _is_tested(self, line: str) -> bool:
-        return self.edge == "full" or not any(character.isdigit() for character in line)
+        return self.settings.edge == "full" or not any(character.isdigit() for character in line)
 
     def _encode(self, vocabulary: Vocabulary, texts: list[Labelled]) -> Encoded:
         return Encoded.from_lists(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import re
 import sys
 import zipfile
@@ -18,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ from torch import Tensor, nn
 from ..core.cache import cache_dir
 from ..core.errors import ConfigError, DataError
 from ..core.files import atomic_write
+from ..core.settings import number, optional_number
 from ..data import locate
 from ..data.checking import file_sha256
 from .base import Samples, Task
@@ -185,6 +187,15 @@ def _write_arrays(path: Path, arrays: Arrays) -> None:
         np.savez(file, **arrays)  # type: ignore[arg-type]
 
 
+@dataclass(frozen=True)
+class TextSettings:
+    """The settings of all text tasks; `TextTask` describes them."""
+
+    vocabulary: int | None = optional_number(1, math.inf, integer=True)
+    minimum_count: int = number(1, 1, math.inf)
+    words: int | None = optional_number(2, math.inf, integer=True)
+
+
 class TextTask(Task):
     """A task on text with a vocabulary, a cache and an LSTM; subclasses implement `prepare_text`.
 
@@ -198,9 +209,12 @@ class TextTask(Task):
         Words with fewer occurrences in the training text are unknown words (default: 1).
     words
         The number of words of a text that are used; None means the paper's number (default: None).
+    **further
+        The settings of the subclass.
     """
 
     models: ClassVar[tuple[str, ...]] = ("lstm",)
+    Settings = TextSettings
     paper_vocabulary: ClassVar[int]
     paper_words: ClassVar[int]
     hidden_width: ClassVar[int]
@@ -214,21 +228,18 @@ class TextTask(Task):
         data_dir: Path | str | None = None,
         model: str | None = None,
         vocabulary: int | None = None,
-        minimum_count: int = 1,
+        minimum_count: int = TextSettings.minimum_count,
         words: int | None = None,
+        **further: Any,
     ) -> None:
-        super().__init__(data_dir=data_dir, model=model)
+        settings = {"vocabulary": vocabulary, "minimum_count": minimum_count, "words": words, **further}
+        super().__init__(data_dir=data_dir, model=model, **settings)
         self.vocabulary_cap = self.paper_vocabulary if vocabulary is None else vocabulary
-        self.minimum_count = minimum_count
         self.words = self.paper_words if words is None else words
-        if self.minimum_count < 1:
-            raise ConfigError(f"minimum_count={minimum_count} is not allowed: it must be at least 1")
-        if self.words < 2:
-            raise ConfigError(f"words={words} is not allowed: it must be at least 2")
 
-    def options(self) -> dict[str, int | float | str]:
-        """The settings that determine the samples."""
-        return {"vocabulary": self.vocabulary_cap, "minimum_count": self.minimum_count, "words": self.words}
+    def configuration(self) -> dict[str, Any]:
+        """The settings, with the paper's numbers where none are given; they determine the samples."""
+        return {**super().configuration(), "vocabulary": self.vocabulary_cap, "words": self.words}
 
     @abstractmethod
     def prepare_text(self) -> tuple[Vocabulary, dict[str, Encoded], Arrays]:
@@ -291,7 +302,7 @@ class TextTask(Task):
 
     def _cache_key(self) -> str:
         digests = {file: file_sha256(locate(file, self.data_dir)) for file in self.files}
-        everything = json.dumps([PREPARED_FORMAT, self.name, self.options(), digests], sort_keys=True)
+        everything = json.dumps([PREPARED_FORMAT, self.name, self.configuration(), digests], sort_keys=True)
         return hashlib.sha256(everything.encode()).hexdigest()[:24]
 
     def _prepare_arrays(self) -> Arrays:
