@@ -52,7 +52,9 @@ class Verdict:
     cluster: int | None = None
     """The cluster the client was assigned to in this round."""
     distance: float | None = None
-    """Its distance from the centre of that cluster; in the default profile, its suspicion (from 0 to 1)."""
+    """Its distance from the centre of that cluster."""
+    suspicion: float | None = None
+    """The probability that its update is malicious, for rules that estimate one."""
     weight: float | None = None
     """The weight of its update in the new model, for rules that weigh clients."""
 

@@ -194,6 +194,7 @@ def _verdicts(
             benign_score=float(judgement.scores[row]),
             cluster=None if judgement.clusters is None else int(judgement.clusters[row]),
             distance=None if judgement.distances is None else float(judgement.distances[row]),
+            suspicion=None if judgement.suspicion is None else float(judgement.suspicion[row]),
             weight=None if weights is None else float(weights[row]),
         )
     return verdicts

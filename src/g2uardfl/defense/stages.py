@@ -71,9 +71,6 @@ class Clusters:
     """The cluster of each node."""
     membership: Array
     """For each node the probability that it belongs to its cluster."""
-    twins: tuple[int | None, ...] = field(default=(), kw_only=True)
-    """For each client of this round the row of one that sent almost the same; empty where none is searched for."""
-
     @property
     def distances(self) -> Array:
         """For each node its distance from the centre of its cluster: 1 - `membership`, where there is no better one."""
@@ -100,7 +97,9 @@ class Judgement:
     clusters: Labels | None = None
     """The cluster of each client, where there are clusters."""
     distances: Array | None = None
-    """The distance of each client from its cluster's centre, or its suspicion."""
+    """The distance of each client from its cluster's centre, where there are centres."""
+    suspicion: Array | None = None
+    """The probability that each update is malicious, where it is estimated."""
 
 
 @dataclass(frozen=True)

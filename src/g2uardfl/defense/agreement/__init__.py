@@ -7,7 +7,7 @@ made of.
 from __future__ import annotations
 
 from ..profiles import Profile
-from .clustering import CommunityClustering
+from .clustering import GroupClustering
 from .construction import SimilarityConstruction
 from .elimination import RollbackAndElimination
 from .filtering import ReputationFiltering
@@ -17,9 +17,9 @@ from .observation import SketchObserver
 class Default(Profile):
     """What protects best on measurement."""
 
-    summary = "similarity graph of the last rounds, communities beyond chance, reputations, rollback"
+    summary = "similarity graph of the last rounds, groups beyond chance, reputations, rollback"
     observer = SketchObserver
     construction = SimilarityConstruction
-    clustering = CommunityClustering
+    clustering = GroupClustering
     filtering = ReputationFiltering
     elimination = RollbackAndElimination

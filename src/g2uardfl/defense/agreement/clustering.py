@@ -1,94 +1,61 @@
-"""Graph clustering: communities of similar submissions, and twins within the round."""
+"""Graph clustering: one test for groups of submissions that are similar beyond chance and beyond any other group."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from ...core.settings import check, number
-from ..stages import Clustering, Clusters, Mask, Prior
-from .communities import MIN_CLIENTS, Community, find_communities, number_of_clients
+from ..stages import Clustering, Clusters, Prior
 from .construction import SubmissionGraph
-from .twins import find_twins
+from .groups import MIN_OTHERS, Group, find_groups
 
 
 @dataclass(frozen=True)
 class ClusteringSettings:
-    """Settings of the tests for communities and twins."""
+    """Settings of the test for groups of attackers."""
 
-    min_evidence: float = number(15.0, 0, math.inf)
-    """The smallest difference of the Bayesian information criterion between one cluster and two."""
-    min_lead: float = number(1.5, 0, math.inf)
-    """How many times as strong as any other community in the graph those of attackers must be; times the heterogeneity
-    of the clients, and twice as many while they learn: honest clients with the same kind of data form communities."""
-    twin_similarity: float = number(4.0, 0, math.inf)
-    """The similarity (z-score) above which two clients of one round count as twins."""
+    false_alarm_rate: float = number(0.001, 0, 0.5, above=True)
+    """The probability that a round without attackers has a group that is flagged."""
+    max_malicious_share: float = number(0.5, 0, 1, above=True)
+    """The largest share of the clients that may be flagged as groups of attackers."""
 
     def __post_init__(self) -> None:
         check(self)
 
 
 @dataclass(frozen=True)
-class SubmissionPrior(Prior):
-    """What earlier rounds, and the norms of this one, say about the submissions."""
+class GroupClusters(Clusters):
+    """Label 0 is for submissions in no group of attackers; all others are suspected by their `membership`."""
 
-    suspects: Mask
-    """The submissions of clients with a bad reputation."""
-    heterogeneity: float
-    """How many times as much norms differ as those of clients with the same kind of data, from 1 to 2."""
-    learning: float
-    """How far the clients still learn the same, from 0 to 1."""
+    groups: tuple[Group, ...]
+    """The groups 1, 2, ..."""
 
 
-@dataclass(frozen=True)
-class CommunityClusters(Clusters):
-    """Label 0 is for submissions in no community of attackers; all others are suspected by their `membership`."""
-
-    communities: tuple[Community, ...]
-    """The communities 1, 2, ..."""
-
-    def describe(self, label: int) -> str:
-        """How similar the members of a community are."""
-        community = self.communities[label - 1]
-        return (
-            f"its update is similar to {int(community.members.sum()) - 1} others of the last rounds "
-            f"(mean similarity {community.similarity:.1f}, evidence {community.evidence:.0f})"
-        )
-
-
-class CommunityClustering(Clustering[SubmissionGraph, SubmissionPrior, CommunityClusters]):
-    """Finds communities that are beyond chance and beyond any other group, by one test; has no memory."""
+class GroupClustering(Clustering[SubmissionGraph, Prior, GroupClusters]):
+    """Finds groups that score higher than chance and than any other group; has no memory."""
 
     Settings = ClusteringSettings
 
     def weaknesses(self, clients: int) -> list[str]:
-        """Too few clients for communities."""
-        if clients >= MIN_CLIENTS:
+        """Too few clients for groups."""
+        if clients >= MIN_OTHERS + 2:
             return []
         return [
-            f"A round has {clients} clients: with fewer than {MIN_CLIENTS} the guard compares norms and looks for "
-            "almost equal updates, but for no communities of attackers."
+            f"A round has {clients} clients: groups of attackers are searched for only where at least "
+            f"{MIN_OTHERS + 2} clients took part in the last rounds. Fewer are compared by norm, and must agree on changes."
         ]
 
-    def cluster(self, evidence: SubmissionGraph, prior: SubmissionPrior) -> CommunityClusters:
-        """Communities in the window, and twins in the round."""
+    def cluster(self, evidence: SubmissionGraph, prior: Prior) -> GroupClusters:
+        """The groups of attackers in the window."""
         config = self.settings
-        communities = find_communities(
-            evidence.edges,
-            evidence.people,
-            evidence.rounds,
-            config.min_evidence,
-            config.min_lead * prior.heterogeneity * (1 + prior.learning),
-            prior.suspects,
-            evidence.sketches,
-            number_of_clients(evidence.people, evidence.rounds),
+        groups = find_groups(
+            evidence.edges, evidence.people, prior.scores, config.false_alarm_rate, config.max_malicious_share
         )
         labels = np.zeros(len(evidence.nodes), dtype=np.int64)
         membership = np.zeros(len(evidence.nodes))
-        for label, community in reversed(list(enumerate(communities, start=1))):
-            labels[community.members] = label
-            membership = np.maximum(membership, community.belonging)
-        twins = find_twins(evidence.edges, evidence.rounds, prior.suspects, config.twin_similarity)
-        return CommunityClusters(labels, membership, tuple(communities), twins=tuple(twins))
+        for label, group in reversed(list(enumerate(groups, start=1))):
+            labels[group.members] = label
+            membership = np.maximum(membership, group.belonging)
+        return GroupClusters(labels, membership, tuple(groups))

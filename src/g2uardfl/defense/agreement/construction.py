@@ -12,7 +12,7 @@ from ...core.settings import check, number
 from ...core.state_files import SavedState
 from ..observation import Observation
 from ..stages import Construction, Evidence, Judgement, Mask
-from .similarity import Numbers, similarity_graph
+from .similarity import Numbers
 from .sketches import Sketches
 from .window import Window
 
@@ -35,6 +35,8 @@ class ConstructionSettings:
 class SubmissionGraph(Evidence):
     """The similarity graph of the window; this round's submissions come last."""
 
+    layers: tuple[str, ...]
+    """The names of the layers."""
     shapes: Array
     """(clients x 2): `update_shapes` of this round."""
     people: Numbers
@@ -49,15 +51,7 @@ class SubmissionGraph(Evidence):
     """How many of the submissions, the last ones, have a direction under the next secret, too."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class NoiseJudgement(Judgement):
-    """A judgement that may ask the graph to forget submissions."""
-
-    noise: Mask
-    """This round's submissions that are not worth comparing with: next to noise, honest updates would look similar."""
-
-
-class SimilarityConstruction(Construction[SubmissionGraph, NoiseJudgement]):
+class SimilarityConstruction(Construction[SubmissionGraph, Judgement]):
     """Compares this round's submissions with each other and with those of the last rounds."""
 
     Settings = ConstructionSettings
@@ -76,15 +70,15 @@ class SimilarityConstruction(Construction[SubmissionGraph, NoiseJudgement]):
             observation["renewed_directions"],
             int(observation["renewals"]),
         )
-        people = window.client_numbers()
         return SubmissionGraph(
             round=number,
             clients=observation.clients,
             norms=np.exp(shapes[:, 0]),
             nodes=tuple(window.clients),
-            edges=similarity_graph(people, window.rounds, window.sketches),
+            edges=window.edges,
+            layers=observation.layers,
             shapes=shapes,
-            people=people,
+            people=window.client_numbers(),
             rounds=np.array(window.rounds, dtype=np.int64),
             accepted=window.accepted.copy(),
             sketches=window.sketches,
@@ -101,12 +95,9 @@ class SimilarityConstruction(Construction[SubmissionGraph, NoiseJudgement]):
             f"over several: use at least {_MIN_ROUNDS * clients}."
         ]
 
-    def learn(self, evidence: SubmissionGraph, judgement: NoiseJudgement) -> None:
-        """Note who was accepted, and forget noise."""
+    def learn(self, evidence: SubmissionGraph, judgement: Judgement) -> None:
+        """Note who was accepted."""
         self.window.note_accepted(judgement.accepted)
-        kept = np.ones(len(evidence.nodes), dtype=bool)
-        kept[evidence.here] = ~judgement.noise
-        self.window.keep(kept)
 
     def state(self) -> SavedState:
         """The window."""

@@ -22,11 +22,9 @@ from .filtering import AgreementJudgement
 from .rollback import Snapshot, Snapshots
 
 _ROLLBACK_PROBABILITY = 0.99
-"""Roll back when an accepted submission belongs to a community of attackers with at least this probability."""
+"""Roll back when an accepted submission belongs to a group of attackers with at least this probability."""
 _DELIBERATE = 0.25
 """Above this cosine the accepted clients' step is directed: against the attackers, or back to what was removed."""
-_HETEROGENEOUS = 1.5
-"""Nothing is removed among clients whose norms differ so many times as much as those with the same kind of data."""
 _REMOVED = 0.5
 """The share of the attackers' clipped pull that is removed in a round."""
 _NEGLIGIBLE = 1e-3
@@ -117,10 +115,8 @@ class RollbackAndElimination(Elimination[SubmissionGraph, AgreementJudgement]):
 
     def _may_remove(self, judgement: AgreementJudgement) -> bool:
         """Whether there is something to remove."""
-        # Among heterogeneous clients a community may be honest, and the model would lose what only its members know.
         # Early in training everybody's step opposes whoever does not learn.
-        settled = judgement.heterogeneity < _HETEROGENEOUS and judgement.learning == 0
-        return self.settings.eliminate and judgement.colluding.sum() > 1 and settled
+        return bool(self.settings.eliminate and judgement.colluding.sum() > 1 and judgement.learning == 0)
 
     def state(self) -> SavedState:
         """Snapshots, and what was removed."""

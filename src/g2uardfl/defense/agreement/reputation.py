@@ -1,4 +1,4 @@
-"""Benign scores: a client's reputation, from -1 to +1, which falls with each conviction and recovers slowly."""
+"""Reputations: how many of a client's last submissions were malicious, and how many benign."""
 
 from __future__ import annotations
 
@@ -10,60 +10,53 @@ import numpy as np
 from ...aggregators.base import ClientId
 from ...core.numerics import Array
 from ...core.state_files import SavedState
-from ..stages import Mask
 
-_MIN_PROBABILITY = 1e-6
-"""Suspicions are kept this far from 0 and 1, so that their log-odds are finite."""
+_DECAY = 0.9
+"""Each submission counts so many times as much as the client's next one: about the last ten count."""
+_PRIOR = 2.0
+"""A newcomer's score is that of a client with so many submissions, half of them malicious."""
 
 
 class Reputation:
-    """The benign score of every client that took part in the last rounds; 0 for all others."""
+    """Counts of malicious and benign submissions of every client that took part in the last rounds."""
 
     def __init__(self) -> None:
-        self.scores: dict[ClientId, float] = {}
+        self.counts: dict[ClientId, tuple[float, float]] = {}
+        """The decayed counts of malicious and benign submissions."""
         self.last_rounds: dict[ClientId, int] = {}
         """The last round in which each client took part, in this order."""
 
     def read(self, clients: Sequence[ClientId]) -> Array:
-        """The scores of `clients`."""
-        return np.array([self.scores.get(client, 0.0) for client in clients])
+        """(clients x 2): the counts, 0 for newcomers."""
+        return np.array([self.counts.get(client, (0.0, 0.0)) for client in clients]).reshape(-1, 2)
 
-    def write(self, clients: Sequence[ClientId], scores: Array, number: int, forget_after: int) -> None:
-        """Replace the scores of the clients of round `number`; forget those who were absent from so many rounds."""
-        for client, score in zip(clients, scores, strict=True):
-            self.scores[client] = float(score)
+    def add(self, clients: Sequence[ClientId], suspicion: Array, number: int, forget_after: int) -> None:
+        """Count the submissions of round `number`, and forget clients that were absent from so many rounds."""
+        for client, share in zip(clients, suspicion, strict=True):
+            malicious, benign = self.counts.get(client, (0.0, 0.0))
+            self.counts[client] = (_DECAY * malicious + float(share), _DECAY * benign + 1 - float(share))
             self.last_rounds.pop(client, None)
             self.last_rounds[client] = number
         absent = list(takewhile(lambda client: self.last_rounds[client] < number - forget_after, self.last_rounds))
         for client in absent:
-            del self.scores[client], self.last_rounds[client]
+            del self.counts[client], self.last_rounds[client]
 
     def state(self) -> SavedState:
-        """All scores."""
-        return SavedState({"scores": [[one, self.scores[one], number] for one, number in self.last_rounds.items()]})
+        """All counts."""
+        return SavedState({"counts": [[one, *self.counts[one], number] for one, number in self.last_rounds.items()]})
 
     def restore(self, state: SavedState) -> None:
-        """Continue with saved scores."""
-        saved = state.values["scores"]
-        self.scores = {client: float(score) for client, score, _ in saved}
-        self.last_rounds = {client: int(number) for client, _, number in saved}
+        """Continue with saved counts."""
+        saved = state.values["counts"]
+        self.counts = {client: (float(malicious), float(benign)) for client, malicious, benign, _ in saved}
+        self.last_rounds = {client: int(number) for client, _, _, number in saved}
 
 
-def flagged(suspicion: Array, scores: Array, weight: float) -> Mask:
-    """Who is flagged as malicious: the probability exceeds one half, with a bad reputation as prior.
+def benign_scores(counts: Array) -> Array:
+    """From -1 (all of a client's last submissions were malicious) to +1; 0 for a newcomer.
 
-    A score below 0 adds `weight` times its distance from 0 to the log-odds of the suspicion.
+    >>> benign_scores(np.array([[0.0, 0.0], [3.0, 1.0]]))
+    array([ 0.        , -0.33333333])
     """
-    bounded = np.clip(suspicion, _MIN_PROBABILITY, 1 - _MIN_PROBABILITY)
-    result: Mask = np.log(bounded / (1 - bounded)) - weight * np.minimum(scores, 0) > 0
-    return result
-
-
-def updated_scores(scores: Array, suspicion: Array, fall: float, rise: float) -> Array:
-    """Scores move towards 1 - 2 suspicion: down by the share `fall` of the distance, up by the share `rise`.
-
-    The worse a score, the more slowly it recovers: a client convicted often needs more clean rounds.
-    """
-    aim = 1 - 2 * suspicion
-    result: Array = scores + np.where(aim < scores, fall, rise * np.minimum(1, 1 + scores)) * (aim - scores)
+    result: Array = (counts[:, 1] - counts[:, 0]) / (counts.sum(axis=1) + _PRIOR)
     return result

@@ -1,4 +1,4 @@
-"""The submissions of the last rounds. A submission is one client's update in one round."""
+"""The submissions of the last rounds and the edges between them. A submission is one client's update in one round."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ...aggregators.base import ClientId
+from ...core.numerics import Array
 from ...core.state_files import SavedState
 from ..stages import Mask
+from .similarity import new_edges
 from .sketches import Sketches
 
 _NONE: Sketches = np.zeros((0, 0, 0), dtype=np.float32)
@@ -20,13 +22,16 @@ _NONE: Sketches = np.zeros((0, 0, 0), dtype=np.float32)
 class Window:
     """The submissions of the last rounds, oldest first; those of the current round come last.
 
-    Rounds are kept as a whole: as many of the last as fit into `limit` submissions, and always the current one.
+    Rounds are kept as a whole: as many of the last as fit into `limit` submissions, and always the current one. An edge
+    is computed once, when the later of its two submissions arrives.
     """
 
     limit: int
     clients: list[ClientId] = field(default_factory=list)
     rounds: list[int] = field(default_factory=list)
     sketches: Sketches = field(default_factory=lambda: _NONE)
+    edges: Array = field(default_factory=lambda: np.zeros((0, 0)))
+    """(submissions x submissions): see `similarity.new_edges`."""
     accepted: Mask = field(default_factory=lambda: np.zeros(0, dtype=bool))
     """Which submissions were accepted."""
     renewed: Sketches = field(default_factory=lambda: _NONE)
@@ -49,7 +54,7 @@ class Window:
         """
         if renewals != self.renewals:
             kept = len(self.renewed) if renewals == self.renewals + 1 else 0
-            self.keep(np.arange(len(self.clients)) >= len(self.clients) - kept)
+            self._keep(len(self.clients) - kept)
             self.sketches, self.renewed, self.renewals = self.renewed, _NONE, renewals
         if renewed is None or not renewed.size:
             self.renewed = _NONE
@@ -61,21 +66,23 @@ class Window:
         self.accepted = np.concatenate([self.accepted, np.zeros(len(clients), dtype=bool)])
         surplus = len(self.clients) - max(self.limit, len(clients))
         if surplus > 0:
-            oldest_kept = self.rounds[surplus - 1] + 1
-            self.keep(np.array(self.rounds) >= oldest_kept)
+            self._keep(self.rounds.index(self.rounds[surplus - 1] + 1, surplus - 1))
+        before, count = len(self.edges), len(clients)
+        edges = new_edges(self.sketches, self.client_numbers(), self.rounds)
+        grown = np.zeros((before + count, before + count))
+        grown[:before, :before] = self.edges
+        grown[before:], grown[:, before:] = edges, edges.T
+        self.edges = grown
 
     def note_accepted(self, accepted: Mask) -> None:
         """Note which of the last submissions were accepted."""
         self.accepted[-len(accepted) :] = accepted
 
-    def keep(self, kept: Mask) -> None:
-        """Drop all other submissions."""
-        if kept.all():
-            return
-        rows = np.flatnonzero(kept)
-        self.clients, self.rounds = [self.clients[row] for row in rows], [self.rounds[row] for row in rows]
-        self.renewed = self.renewed[kept[len(kept) - len(self.renewed) :]]
-        self.sketches, self.accepted = self.sketches[rows], self.accepted[rows]
+    def _keep(self, first: int) -> None:
+        """Drop all submissions before `first`."""
+        self.renewed = self.renewed[max(0, first - (len(self.clients) - len(self.renewed))) :]
+        self.clients, self.rounds = self.clients[first:], self.rounds[first:]
+        self.sketches, self.accepted, self.edges = self.sketches[first:], self.accepted[first:], self.edges[first:, first:]
 
     def client_numbers(self) -> npt.NDArray[np.int64]:
         """For each submission the number of its client, counted from 0."""
@@ -84,22 +91,20 @@ class Window:
 
     def state(self) -> SavedState:
         """All submissions."""
-        clients = list(self.clients)
         values = {
-            "clients": clients,
+            "clients": list(self.clients),
             "rounds": list(self.rounds),
             "accepted": self.accepted.tolist(),
             "renewals": self.renewals,
         }
-        return SavedState(values, {"sketches": self.sketches, "renewed": self.renewed})
+        return SavedState(values, {"sketches": self.sketches, "renewed": self.renewed, "edges": self.edges})
 
     def restore(self, state: SavedState) -> None:
         """Continue with saved submissions."""
         self.clients, self.rounds = list(state.values["clients"]), list(state.values["rounds"])
         self.accepted = np.array(state.values["accepted"], dtype=bool)
         self.sketches, self.renewed = state.arrays["sketches"], state.arrays["renewed"]
-        self.renewals = int(state.values["renewals"])
-        if len(self.renewed) > len(self.clients) or not len(self.clients) == len(self.rounds) == len(
-            self.accepted
-        ) == len(self.sketches):
+        self.edges, self.renewals = state.arrays["edges"], int(state.values["renewals"])
+        lengths = {len(one) for one in (self.clients, self.rounds, self.accepted, self.sketches, self.edges)}
+        if len(self.renewed) > len(self.clients) or len(lengths) != 1:
             raise ValueError("the submissions of the window differ in number")
