@@ -15,7 +15,7 @@ may hand each other subclasses with more.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import numpy as np
@@ -71,6 +71,7 @@ class Clusters:
     """The cluster of each node."""
     membership: Array
     """For each node the probability that it belongs to its cluster."""
+
     @property
     def distances(self) -> Array:
         """For each node its distance from the centre of its cluster: 1 - `membership`, where there is no better one."""

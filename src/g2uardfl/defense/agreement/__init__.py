@@ -9,7 +9,7 @@ from __future__ import annotations
 from ..profiles import Profile
 from .clustering import GroupClustering
 from .construction import SimilarityConstruction
-from .elimination import RollbackAndElimination
+from .elimination import RobustStepAndRollback
 from .filtering import ReputationFiltering
 from .observation import SketchObserver
 
@@ -17,9 +17,9 @@ from .observation import SketchObserver
 class Default(Profile):
     """What protects best on measurement."""
 
-    summary = "similarity graph of the last rounds, groups beyond chance, reputations, rollback"
+    summary = "similarity graph of the last rounds, groups beyond chance, reputations, robust mean, rollback"
     observer = SketchObserver
     construction = SimilarityConstruction
     clustering = GroupClustering
     filtering = ReputationFiltering
-    elimination = RollbackAndElimination
+    elimination = RobustStepAndRollback

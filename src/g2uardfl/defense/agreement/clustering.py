@@ -43,8 +43,8 @@ class GroupClustering(Clustering[SubmissionGraph, Prior, GroupClusters]):
         if clients >= MIN_OTHERS + 2:
             return []
         return [
-            f"A round has {clients} clients: groups of attackers are searched for only where at least "
-            f"{MIN_OTHERS + 2} clients took part in the last rounds. Fewer are compared by norm, and must agree on changes."
+            f"A round has {clients} clients: groups of attackers are searched for only if at least {MIN_OTHERS + 2} "
+            "clients took part in the last rounds; fewer are compared by their norms only."
         ]
 
     def cluster(self, evidence: SubmissionGraph, prior: Prior) -> GroupClusters:

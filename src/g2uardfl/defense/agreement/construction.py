@@ -14,10 +14,7 @@ from ..observation import Observation
 from ..stages import Construction, Evidence, Judgement, Mask
 from .similarity import Numbers
 from .sketches import Sketches
-from .window import Window
-
-_MIN_ROUNDS = 5
-"""Rounds that the window should hold: attackers of one round are often too few to be distinguished from chance."""
+from .window import HISTORY, Window
 
 
 @dataclass(frozen=True)
@@ -88,11 +85,11 @@ class SimilarityConstruction(Construction[SubmissionGraph, Judgement]):
     def weaknesses(self, clients: int) -> list[str]:
         """A window of few rounds."""
         rounds = max(1, self.settings.window // clients)
-        if rounds >= _MIN_ROUNDS:
+        if rounds >= HISTORY:
             return []
         return [
             f"window={self.settings.window} holds {rounds} rounds of {clients} clients, and attackers are detected "
-            f"over several: use at least {_MIN_ROUNDS * clients}."
+            f"over several: use at least {HISTORY * clients}."
         ]
 
     def learn(self, evidence: SubmissionGraph, judgement: Judgement) -> None:

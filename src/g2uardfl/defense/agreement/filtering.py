@@ -11,12 +11,12 @@ from ...core.clipping import clip_factors
 from ...core.numerics import Array
 from ...core.settings import check, number
 from ...core.state_files import SavedState
-from ..stages import Filtering, Judgement, Mask, Prior
+from ..stages import Filtering, Prior
 from .clustering import GroupClusters
 from .construction import SubmissionGraph
-from .consensus import Learning
 from .reasons import reasons
 from .reputation import Reputation, benign_scores
+from .robust import Learning
 from .shapes import UsualShapes
 
 _OUTLIER = 4.0
@@ -39,16 +39,14 @@ class FilteringSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class AgreementJudgement(Judgement):
-    """The decisions, and what the elimination needs to know about them."""
+    """The decisions, and what the aggregation needs to know about them."""
 
     membership: Array
     """For each submission of the window the probability that it belongs to a group of attackers."""
-    colluding: Mask
-    """The malicious clients of groups: their updates show where the backdoor is."""
-    usual_norm: float
-    """The median norm of the last updates."""
     learning: float
     """How far the clients still learn the same, from 0 to 1."""
+    homogeneity: float
+    """How much all of them share in it, from 0 to 1."""
 
 
 class ReputationFiltering(Filtering[SubmissionGraph, Prior, GroupClusters, AgreementJudgement]):
@@ -70,11 +68,11 @@ class ReputationFiltering(Filtering[SubmissionGraph, Prior, GroupClusters, Agree
         """Flag attackers, hold out clients of bad reputation, and remember both."""
         assert clusters is not None  # noqa: S101 - this profile's clustering always returns clusters
         here, clients = evidence.here, evidence.clients
-        z_scores = self.shapes.z_scores(evidence.shapes, _OUTLIER)
+        before = benign_scores(self.reputation.read(clients))
+        z_scores = self.shapes.z_scores(evidence.shapes, before >= 0, _OUTLIER)
         # Half a suspicion at the threshold, and more the larger the outlier.
         outlying = np.where(z_scores > _OUTLIER, 1 - _OUTLIER / 2 / np.maximum(z_scores, _OUTLIER), 0.0)
         suspicion = np.maximum(outlying, clusters.membership[here])
-        before = benign_scores(self.reputation.read(clients))
         malicious = suspicion > 0.5
         accepted = ~malicious & (before >= _MIN_SCORE)
         self.reputation.add(clients, suspicion, evidence.round, self.settings.forget_after)
@@ -90,9 +88,8 @@ class ReputationFiltering(Filtering[SubmissionGraph, Prior, GroupClusters, Agree
             clusters=clusters.labels[here],
             suspicion=suspicion,
             membership=clusters.membership,
-            colluding=malicious & (clusters.labels[here] > 0),
-            usual_norm=self.shapes.usual_norm,
             learning=self.learning.share,
+            homogeneity=self.learning.homogeneity,
         )
 
     def state(self) -> SavedState:
@@ -104,4 +101,4 @@ class ReputationFiltering(Filtering[SubmissionGraph, Prior, GroupClusters, Agree
         """Continue with saved reputations and shapes."""
         self.reputation.restore(state.part("reputation"))
         self.shapes.restore(state.part("shapes"))
-        self.learning.cosines = [float(one) for one in state.values["cosines"]]
+        self.learning.cosines = [(float(median), float(quartile)) for median, quartile in state.values["cosines"]]

@@ -1,7 +1,7 @@
 """Groups of similar submissions, and the test whether they are beyond chance and beyond any other group.
 
-The model is that of a planted community. Each submission belongs to the group with a probability; the mean similarity to
-the members follows one normal distribution inside the group and another one, with the same variance, outside. Each
+The model is that of a planted community. Each submission belongs to the group with a probability; the mean similarity
+to the members follows one normal distribution inside the group and another one, with the same variance, outside. Each
 client has its own rate of submissions that belong, with a beta distribution as prior. The fit alternates between the
 two from starts at both ends of the graph's leading eigenvectors.
 
@@ -20,6 +20,7 @@ import numpy as np
 
 from ...core.numerics import Array
 from ..stages import Mask
+from .reputation import PRIOR
 from .similarity import Numbers
 
 _MAX_GROUPS = 3
@@ -28,8 +29,6 @@ _EIGENVECTORS = 3
 """The fit starts at both ends of so many leading eigenvectors: the first may show what honest clients share."""
 _STEPS = 15
 """A fit has at most so many steps."""
-_PRIOR_WEIGHT = 2.0
-"""How many submissions the prior of a client's rate counts for."""
 MIN_OTHERS = 5
 """So many clients at least must remain, to compare with."""
 _DEVIATION, _DEVIATION_OF_ONE = 0.12, 1.45
@@ -119,13 +118,13 @@ def _best_group(edges: Array, people: Numbers, convictions: Array, some: Numbers
     if not graph.any():
         return None
     pairs = comparable.astype(np.float64)
-    groups = []
+    groups: list[Group | None] = []
     for vector in _leading_eigenvectors(graph).T:
         for end in (vector, -vector):
             start = (end > max(0.0, end.max()) / 2).astype(np.float64)
             if start.any():
-                for belonging in (start, _fitted(graph, pairs, person, convictions[some], start)):
-                    groups.append(_scored(graph, pairs, person, belonging, largest))
+                fitted = _fitted(graph, pairs, person, convictions[some], start)
+                groups += [_scored(graph, pairs, person, one, largest) for one in (start, fitted)]
     best = max((one for one in groups if one is not None), key=lambda one: one.score, default=None)
     if best is None:
         return None
@@ -138,14 +137,14 @@ def _leading_eigenvectors(graph: Array) -> Array:
     """(submissions x vectors), to about 1 %."""
     from scipy.sparse.linalg import eigsh  # type: ignore[import-untyped]
 
+    vectors: Array
     if len(graph) <= 4 * _EIGENVECTORS:
-        result: Array = np.linalg.eigh(graph).eigenvectors[:, -_EIGENVECTORS:]
-        return result
+        vectors = np.linalg.eigh(graph).eigenvectors[:, -_EIGENVECTORS:]
+        return vectors
     # Where eigenvalues coincide the iteration would restart at random; a small diagonal separates them.
     apart = np.diag(np.linspace(0.0, 1e-3 * float(np.abs(graph).max()), len(graph)))
     _, vectors = eigsh(graph + apart, k=_EIGENVECTORS, which="LA", v0=np.linspace(1.0, 2.0, len(graph)), tol=0.01)
-    result = vectors
-    return result
+    return vectors
 
 
 def _similarity(edges: Array, pairs: Array, belonging: Array) -> Array:
@@ -165,8 +164,8 @@ def _fitted(edges: Array, pairs: Array, person: Numbers, convictions: Array, sta
         variance = float(belonging @ (closeness - inside) ** 2 + (1 - belonging) @ (closeness - outside) ** 2)
         # The rate of each client from its other submissions: the mean of a beta distribution.
         others = np.bincount(person, belonging)[person] - belonging
-        malicious = _PRIOR_WEIGHT * share + others + convictions
-        benign = _PRIOR_WEIGHT * (1 - share) + submissions - 1 - others
+        malicious = PRIOR * share + others + convictions
+        benign = PRIOR * (1 - share) + submissions - 1 - others
         slope = (inside - outside) / max(variance / len(belonging), 1e-9)
         odds = slope * (closeness - (inside + outside) / 2) + np.log(malicious / benign)
         updated: Array = 0.5 + 0.5 * np.tanh(odds / 2)

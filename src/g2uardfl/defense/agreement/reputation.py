@@ -13,8 +13,8 @@ from ...core.state_files import SavedState
 
 _DECAY = 0.9
 """Each submission counts so many times as much as the client's next one: about the last ten count."""
-_PRIOR = 2.0
-"""A newcomer's score is that of a client with so many submissions, half of them malicious."""
+PRIOR = 2.0
+"""How many submissions what is believed of newcomers counts for."""
 
 
 class Reputation:
@@ -58,5 +58,5 @@ def benign_scores(counts: Array) -> Array:
     >>> benign_scores(np.array([[0.0, 0.0], [3.0, 1.0]]))
     array([ 0.        , -0.33333333])
     """
-    result: Array = (counts[:, 1] - counts[:, 0]) / (counts.sum(axis=1) + _PRIOR)
+    result: Array = (counts[:, 1] - counts[:, 0]) / (counts.sum(axis=1) + PRIOR)
     return result

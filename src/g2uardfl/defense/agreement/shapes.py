@@ -15,9 +15,8 @@ from ...core.numerics import Array
 from ...core.state_files import SavedState
 from ...core.updates import SentUpdates, each_row
 from ..stages import Mask
+from .window import HISTORY
 
-_ROUNDS = 5
-"""What is usual is measured over so many rounds: norms fall as the model learns, and attackers may be most of one."""
 _MIN_DEVIATION = 0.25
 """Log norms and log peaks that vary by less than this (robust standard deviation) are treated as if they varied so."""
 _PEAK_SCALE = 1.5
@@ -48,20 +47,20 @@ def is_nonzero(shapes: Array) -> Mask:
 class UsualShapes:
     """Median and robust standard deviation of the shapes of the last rounds.
 
-    Every client counts, whether it was accepted or not, so that a minority cannot define what is usual.
+    Every trusted client counts, whether it was accepted or not, so that a minority cannot define what is usual.
     """
 
     def __init__(self) -> None:
         self.rounds: list[Array] = []
         """For each of the last rounds (clients x 2): log norm and log peak-to-norm ratio."""
 
-    def z_scores(self, shapes: Array, allowed: float) -> Array:
-        """Remember a round; for each update the robust z-score by which its norm or its peak exceeds the usual.
+    def z_scores(self, shapes: Array, trusted: Mask, allowed: float) -> Array:
+        """For each update the robust z-score by which its norm or its peak exceeds the usual; remember trusted ones.
 
         If most of the round's clients are above `allowed`, the usual shape has changed: no round convicts most of its
         clients for their shapes.
         """
-        self.rounds = [*self.rounds, shapes[is_nonzero(shapes)]][-_ROUNDS:]
+        self.rounds = [*self.rounds, shapes[is_nonzero(shapes) & trusted]][-HISTORY:]
         all_shapes = np.concatenate(self.rounds)
         if not len(all_shapes):
             return np.zeros(len(shapes))

@@ -8,6 +8,7 @@ evidence; over thirty rounds it is not.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -57,7 +58,7 @@ def new_edges(sketches: Sketches, people: Numbers, rounds: Sequence[int]) -> Arr
     return result
 
 
-def _deviation(values: Array) -> Array:
+def _deviation(values: npt.NDArray[np.floating[Any]]) -> Array:
     """The robust standard deviation around 0 along the last axis; 0 where there are no values."""
     if not values.shape[-1]:
         return np.zeros(values.shape[:-1])

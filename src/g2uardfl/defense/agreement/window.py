@@ -15,6 +15,8 @@ from ..stages import Mask
 from .similarity import new_edges
 from .sketches import Sketches
 
+HISTORY = 5
+"""What is usual is measured over so many rounds: attackers may be most of one round."""
 _NONE: Sketches = np.zeros((0, 0, 0), dtype=np.float32)
 
 
@@ -54,8 +56,11 @@ class Window:
         """
         if renewals != self.renewals:
             kept = len(self.renewed) if renewals == self.renewals + 1 else 0
-            self._keep(len(self.clients) - kept)
+            self.keep(np.arange(len(self.clients)) >= len(self.clients) - kept)
             self.sketches, self.renewed, self.renewals = self.renewed, _NONE, renewals
+        surplus = len(self.clients) + len(clients) - max(self.limit, len(clients))
+        if surplus > 0:
+            self.keep(np.array(self.rounds) > self.rounds[surplus - 1])
         if renewed is None or not renewed.size:
             self.renewed = _NONE
         else:
@@ -64,9 +69,6 @@ class Window:
         self.rounds += [number] * len(clients)
         self.sketches = np.concatenate([self.sketches, sketches]) if len(self.sketches) else sketches.copy()
         self.accepted = np.concatenate([self.accepted, np.zeros(len(clients), dtype=bool)])
-        surplus = len(self.clients) - max(self.limit, len(clients))
-        if surplus > 0:
-            self._keep(self.rounds.index(self.rounds[surplus - 1] + 1, surplus - 1))
         before, count = len(self.edges), len(clients)
         edges = new_edges(self.sketches, self.client_numbers(), self.rounds)
         grown = np.zeros((before + count, before + count))
@@ -78,11 +80,18 @@ class Window:
         """Note which of the last submissions were accepted."""
         self.accepted[-len(accepted) :] = accepted
 
-    def _keep(self, first: int) -> None:
-        """Drop all submissions before `first`."""
-        self.renewed = self.renewed[max(0, first - (len(self.clients) - len(self.renewed))) :]
-        self.clients, self.rounds = self.clients[first:], self.rounds[first:]
-        self.sketches, self.accepted, self.edges = self.sketches[first:], self.accepted[first:], self.edges[first:, first:]
+    def keep(self, kept: Mask) -> None:
+        """Drop all other submissions."""
+        if kept.all():
+            return
+        rows = np.flatnonzero(kept)
+        self.clients, self.rounds = [self.clients[row] for row in rows], [self.rounds[row] for row in rows]
+        self.renewed = self.renewed[kept[len(kept) - len(self.renewed) :]]
+        self.sketches, self.accepted, self.edges = (
+            self.sketches[rows],
+            self.accepted[rows],
+            self.edges[np.ix_(rows, rows)],
+        )
 
     def client_numbers(self) -> npt.NDArray[np.int64]:
         """For each submission the number of its client, counted from 0."""
