@@ -11,7 +11,7 @@ from ...core.clipping import clip_factors
 from ...core.numerics import Array
 from ...core.settings import check, number
 from ...core.state_files import SavedState
-from ..stages import Filtering, Prior
+from ..stages import Filtering, Judgement, Prior
 from .clustering import GroupClusters
 from .construction import SubmissionGraph
 from .reasons import reasons
