@@ -60,6 +60,8 @@ def main() -> None:
     logger = logging.getLogger("g2uardfl")
     if not logger.handlers:
         logger.addHandler(logging.NullHandler())
+    # Before torch loads OpenMP: threads that wait must not keep other processes from working.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     # A third party's class is often in a file of the current folder.
     sys.path.append(os.getcwd())
     try:

@@ -19,6 +19,7 @@ from ..aggregators.context import NeedsServer
 from ..attacks.base import Member, Turn
 from ..core.constructors import resolved_settings
 from ..core.errors import ConfigError, G2uardFLError
+from ..core.threads import one_thread
 from ..training.engine import Engine, make_engine
 from ..training.local import Job, Recipe, share_predicted
 from .checkpoint import Checkpoint
@@ -223,6 +224,7 @@ class Simulation:
         model = self.task.build_model().to(self.device)
         return SimulatedServer(self.task, model, self.samples.root, recipe, seed=config.seed)
 
+    @one_thread()
     def _round(self, round_number: int) -> Record:
         seconds: dict[str, float] = {}
         selected = [int(client) for client in self.schedule.selected[round_number - 1]]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from ..core.threads import in_parallel
 from ..tasks.base import Samples, Task
 from .dropout import set_key, step_key
 
@@ -130,14 +131,18 @@ def batches(count: int, batch_size: int, epochs: int, steps: int, generator: tor
                 return
 
 
-@torch.no_grad()
 def share_predicted(task: Task, model: nn.Module, samples: Samples) -> float:
     """The fraction of `samples` whose label the model predicts: ACC on test data, ASR on backdoored data."""
     model.eval()
-    right = 0
-    # A CPU is fastest if a batch's activations fit into its cache; a GPU needs large batches.
-    batch_size = 64 if samples.x.device.type == "cpu" else 1024
-    for start in range(0, len(samples), batch_size):
+
+    @torch.no_grad()
+    def right(start: int) -> Tensor:
         x, y = samples.x[start : start + batch_size], samples.y[start : start + batch_size]
-        right += int((model(task.prepare(x)).argmax(dim=1) == y).sum())
-    return right / len(samples)
+        return (model(task.prepare(x)).argmax(dim=1) == y).sum()
+
+    on_cpu = samples.x.device.type == "cpu"
+    # A CPU core is fastest if a batch's activations fit into its cache; a GPU needs large batches.
+    batch_size = 64 if on_cpu else 1024
+    starts = range(0, len(samples), batch_size)
+    counts = list(in_parallel(right, starts) if on_cpu else map(right, starts))
+    return int(torch.stack(counts).sum()) / len(samples)
