@@ -138,7 +138,8 @@ def share_predicted(task: Task, model: nn.Module, samples: Samples) -> float:
     @torch.no_grad()
     def right(start: int) -> Tensor:
         x, y = samples.x[start : start + batch_size], samples.y[start : start + batch_size]
-        return (model(task.prepare(x)).argmax(dim=1) == y).sum()
+        hits: Tensor = model(task.prepare(x)).argmax(dim=1) == y
+        return hits.sum()
 
     on_cpu = samples.x.device.type == "cpu"
     # A CPU core is fastest if a batch's activations fit into its cache; a GPU needs large batches.
