@@ -11,7 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -87,6 +87,14 @@ class Event:
         return {"kind": self.kind, "message": self.message, **self.details}
 
 
+class Edge(NamedTuple):
+    """An edge of a rule's graph of the clients."""
+
+    first: ClientId
+    second: ClientId
+    weight: float
+
+
 def model_kept(why: str) -> Event:
     """The event of a round that leaves the global model as it was.
 
@@ -107,13 +115,17 @@ class RoundReport:
     """What the rule did to the model on its own."""
     seconds: dict[str, float] = field(default_factory=dict)
     """How long each stage took, in the order of the stages."""
+    edges: tuple[Edge, ...] = ()
+    """The strongest edges of the round's clients, for rules that build a graph of them."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Note, events and stage seconds as JSON values; verdicts are stored apart from them."""
+        """Note, events, stage seconds and, if there are any, edges as JSON values; verdicts are stored apart."""
+        edges = [[str(edge.first), str(edge.second), edge.weight] for edge in self.edges]
         return {
             "note": self.note,
             "events": [event.as_dict() for event in self.events],
             "stage_seconds": dict(self.seconds),
+            **({"edges": edges} if edges else {}),
         }
 
 
@@ -206,6 +218,8 @@ class Outcome:
     """How long the parts of the decision took."""
     observation: Any = None
     """The numbers that the decision was based on, for rules that can decide recorded rounds."""
+    edges: tuple[Edge, ...] = ()
+    """The strongest edges of the round's clients, for rules that build a graph of them."""
 
 
 RoundObserver: TypeAlias = Callable[[Round, Outcome], None]
@@ -316,6 +330,7 @@ class Aggregator(ABC):
                 **(outcome.seconds or {"decision": decided_at - read_at}),
                 "building the model": built_at - decided_at,
             },
+            edges=outcome.edges,
         )
         for event in outcome.events:
             logger.log(event.level, "%s: %s", self.name, escaped(event.message))

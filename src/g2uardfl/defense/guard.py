@@ -107,6 +107,7 @@ class Guard(Aggregator):
             restored=step.restored,
             seconds=clock.seconds,
             observation=observation,
+            edges=evidence.strongest_edges(),
         )
 
     def judge(self, observation: Observation) -> dict[ClientId, Verdict]:

@@ -1,0 +1,174 @@
+"""Accuracy and attack success over the rounds: one panel for each attack, one colour for each defence."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..simulation.directory import FinishedRun
+from ..simulation.naming import attack_name, defense_name, differing, task_name
+from .charts import PERCENT, SERIES_COLOURS, Axis, Figure, Key, Panel, series_style
+from .subjects import Subject, words
+
+IGNORED = (
+    "seed", "data_dir", "device", "engine", "workers", "evaluate_every", "checkpoint_every",
+)  # fmt: skip
+"""Settings in which repetitions of one experiment may differ."""
+_NAMED = ("defense", "attack", "task", "rounds")
+"""Settings that have names of their own on the page."""
+_PREFERRED = {"g2uardfl": 0, "fedavg": 5}
+"""Series that have the same colour on every page."""
+_SYMBOLS = {"rolled_back": "down", "eliminated": "diamond"}
+"""Events that explain a jump in a curve."""
+
+
+@dataclass
+class Group:
+    """Runs that differ in nothing but their seed."""
+
+    panel: str
+    """Attack, task and all else that is no matter of the defence."""
+    series: str
+    """The defence, with those of its settings in which runs differ."""
+    runs: list[FinishedRun] = field(default_factory=list)
+    style: str = ""
+
+
+def grouped(runs: Sequence[FinishedRun]) -> list[Group]:
+    """The groups of repetitions, in the order of their first runs."""
+    different = differing([run.config for run in runs], IGNORED)
+    several_tasks = "task" in different
+    groups: dict[tuple[Any, ...], Group] = {}
+    for index, run in enumerate(runs):
+        values = {name: column[index] for name, column in different.items() if name not in _NAMED}
+        own = {name: value for name, value in values.items() if name.startswith("defense.") and name != _PROFILE}
+        rest = {name: value for name, value in values.items() if not name.startswith("defense.")}
+        where = f" on {task_name(run.config)}" if several_tasks else ""
+        panel = _with_settings(attack_name(run.config) + where, rest)
+        series = _with_settings(defense_name(run.config), own)
+        groups.setdefault((panel, series), Group(panel, series)).runs.append(run)
+    _give_colours(list(groups.values()))
+    return list(groups.values())
+
+
+_PROFILE = "defense.profile"
+"""The profile is part of a defence's name."""
+
+
+def _with_settings(name: str, values: Mapping[str, Any]) -> str:
+    given = ", ".join(f"{key.partition('.')[2] or key}={value}" for key, value in values.items() if value is not None)
+    return f"{name}, {given}" if given else name
+
+
+def _give_colours(groups: Iterable[Group]) -> None:
+    """One colour for each series, on all panels."""
+    groups = list(groups)
+    names = sorted({group.series for group in groups})
+    numbers = {name: number for name, number in _PREFERRED.items() if name in names}
+    free = [number for number in range(SERIES_COLOURS + len(names)) if number not in numbers.values()]
+    for name in names:
+        if name not in numbers:
+            numbers[name] = free.pop(0)
+    for group in groups:
+        group.style = series_style(numbers[group.series])
+
+
+@dataclass(frozen=True)
+class _Curve:
+    """Mean and standard deviation over the runs of a group, in percent."""
+
+    rounds: list[int]
+    means: list[float]
+    deviations: list[float]
+
+
+def _curve(runs: Sequence[FinishedRun], metric: str) -> _Curve:
+    values: dict[int, list[float]] = defaultdict(list)
+    for run in runs:
+        start = run.summary.get("start", {}).get(metric)
+        if start is not None:
+            values[0].append(100 * start)
+        for record in run.rounds:
+            if record[metric] is not None:
+                values[record["round"]].append(100 * record[metric])
+    rounds = sorted(values)
+    return _Curve(
+        rounds,
+        [statistics.fmean(values[number]) for number in rounds],
+        [statistics.stdev(values[number]) if len(values[number]) > 1 else 0.0 for number in rounds],
+    )
+
+
+def rates(groups: Sequence[Group]) -> list[Figure]:
+    """The figures of the attack success rate and of the accuracy."""
+    legend = [Key(name, style) for name, style in dict((group.series, group.style) for group in groups).items()]
+    marked = {kind for group in groups for run in group.runs for kind in _SYMBOLS if Subject(run, "").events(kind)}
+    legend += [Key(words(kind), "event", _SYMBOLS[kind]) for kind in _SYMBOLS if kind in marked]
+    repeated = max(len(group.runs) for group in groups)
+    bands = f" Bands: mean ± standard deviation over up to {repeated} seeds." if repeated > 1 else ""
+    titles = {
+        "asr": ("Attack success rate (ASR)", "Share of samples with the trigger that get the attacker's label; lower is better."),
+        "acc": ("Accuracy (ACC)", "On the test data of the task; the axis does not begin at 0."),
+    }
+    figures = []
+    for metric, (title, caption) in titles.items():
+        curves = [(group, _curve(group.runs, metric)) for group in groups]
+        values = [mean for _, curve in curves for mean in curve.means]
+        axis = PERCENT if metric == "asr" else _accuracy_axis(values)
+        panels = [
+            _panel(name, [(group, curve) for group, curve in curves if group.panel == name], axis)
+            for name in dict.fromkeys(group.panel for group in groups)
+        ]
+        figures.append(Figure(metric, title, panels, legend, caption + bands))
+    return figures
+
+
+def _accuracy_axis(values: Sequence[float]) -> Axis:
+    axis = Axis.over(values, least=4.0)
+    return Axis(max(-2.0, axis.low), min(101.0, axis.high), "", tuple(t for t in axis.ticks if 0 <= t <= 100))
+
+
+def _panel(name: str, curves: Sequence[tuple[Group, _Curve]], axis: Axis) -> Panel:
+    config = curves[0][0].runs[0].config
+    last = max(max(curve.rounds, default=1) for _, curve in curves)
+    panel = Panel(Axis.of_rounds(0, last), axis, f"{name} (%)", role="readout")
+    _mark_schedule(panel, config, last)
+    for group, curve in curves:
+        lows = [max(axis.low, mean - sd) for mean, sd in zip(curve.means, curve.deviations, strict=True)]
+        highs = [min(axis.high, mean + sd) for mean, sd in zip(curve.means, curve.deviations, strict=True)]
+        if any(curve.deviations):
+            panel.band(curve.rounds, lows, highs, group.style)
+        panel.line(list(zip(curve.rounds, curve.means, strict=True)), group.style, group.series)
+    for row, (group, _) in enumerate(curves):
+        for kind, shape in _SYMBOLS.items():
+            rounds = {number for run in group.runs for number in Subject(run, "").events(kind)}
+            places = [(panel.px(number), panel.top - 4.0 - 5.0 * min(row, 1)) for number in sorted(rounds)]
+            panel.symbols(places, shape, group.style, f"{words(kind)}: {group.series}")
+    every = sorted({number for _, curve in curves for number in curve.rounds})
+    series = []
+    for group, curve in curves:
+        at = {
+            number: (mean, sd)
+            for number, mean, sd in zip(curve.rounds, curve.means, curve.deviations, strict=True)
+        }
+        shown = [[round(value, 2) for value in at[number]] if number in at else None for number in every]
+        series.append({"name": group.series, "style": group.style, "y": shown})
+    panel.readout = {"x": every, "series": series}
+    return panel
+
+
+def _mark_schedule(panel: Panel, config: Any, last: int) -> None:
+    """Where attack and defence begin and end."""
+    marks: dict[int, list[str]] = defaultdict(list)
+    if config.attack != "none":
+        marks[config.attack_from].append("attack begins")
+        if config.attack_until and config.attack_until < last:
+            marks[config.attack_until].append("attack ends")
+    if config.defend_from > 1:
+        marks[config.defend_from].append("defence begins")
+    for number, labels in marks.items():
+        if number <= last and (number > 1 or len(marks) > 1):
+            panel.vertical(number, "schedule", ", ".join(labels))

@@ -1,0 +1,122 @@
+"""The results in words."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..federation.audit import Audit
+from ..simulation.directory import FinishedRun
+from .curves import Group
+from .subjects import Subject
+
+_KEPT_OUT, _SUCCEEDED = 0.1, 0.5
+"""A backdoor counts as kept out below the first attack success rate, and as successful from the second one on."""
+
+
+def percent(share: float | None) -> str:
+    """A share as a percentage; "-" where it is not defined.
+
+    >>> percent(0.1234), percent(None)
+    ('12.3 %', '-')
+    """
+    return "-" if share is None else f"{100 * share:.1f} %"
+
+
+def of_run(run: FinishedRun, summary: Mapping[str, Any]) -> list[str]:
+    """What happened in one simulated run: a headline and further sentences."""
+    asr, acc = summary["asr_tail_mean"], summary["acc_tail_mean"]
+    if asr is None or acc is None:
+        return [f"Round {len(run.rounds)} of {run.config.rounds}: nothing was evaluated yet."]
+    start = run.summary.get("start", {})
+    before = f" ({percent(start['acc'])} at the start)" if start.get("acc") is not None else ""
+    if not any(record["malicious"] for record in run.rounds):
+        first = f"Nobody attacked: the accuracy is {percent(acc)}{before}."
+    else:
+        kept = "The backdoor was kept out" if asr < _KEPT_OUT else "The backdoor got in partly"
+        outcome = "The attack succeeded" if asr >= _SUCCEEDED else kept
+        first = f"{outcome}: attack success rate {percent(asr)}, accuracy {percent(acc)}{before}."
+    sentences = [first]
+    if len(run.rounds) < run.config.rounds:
+        sentences.append(f"The run is not finished: {len(run.rounds)} of {run.config.rounds} rounds are done.")
+    if summary["asr_max"] is not None and summary["asr_max"] >= asr + 0.05:
+        peak = next(record["round"] for record in run.rounds if record["asr"] == summary["asr_max"])
+        sentences.append(f"On the way the attack success rate reached {percent(summary['asr_max'])} (round {peak}).")
+    return sentences + _detection(run, summary) + _events(Subject(run, ""))
+
+
+def _detection(run: FinishedRun, summary: Mapping[str, Any]) -> list[str]:
+    detection = summary["detection"]
+    refused = any(
+        verdict["decision"] in ("malicious", "held_out") for one in run.rounds for verdict in one["verdicts"].values()
+    )
+    if not refused:
+        return ["No submission was rejected."]
+    parts = []
+    if detection["recall"] is not None:
+        parts.append(f"{percent(detection['recall'])} of the attacks")
+    if summary["benign_refused"] is not None:
+        parts.append(f"{percent(summary['benign_refused'])} of the honest submissions")
+    sentences = [f"The server rejected {' and '.join(parts)}."] if parts else []
+    waited = summary["rounds_to_detection"]
+    if waited is not None:
+        sentences.append(f"The first attack was detected {_in_rounds(waited)}.")
+    return sentences
+
+
+def _in_rounds(waited: int) -> str:
+    return "in the first round of the attack" if waited == 1 else f"in round {waited} of the attack"
+
+
+def _events(subject: Subject) -> list[str]:
+    sentences = []
+    for kind, verb in (("rolled_back", "rolled the model back"), ("eliminated", "removed something from the model")):
+        count = len(subject.events(kind))
+        if count:
+            sentences.append(f"The server {verb} in {count} round{'s' * (count > 1)}.")
+    return sentences
+
+
+def of_groups(groups: Sequence[Group], summaries: Mapping[int, Mapping[str, Any]]) -> list[str]:
+    """Which defence did best against each attack, in the mean of the last tenth of the rounds."""
+    sentences = []
+    for panel in dict.fromkeys(group.panel for group in groups):
+        scores = []
+        for group in groups:
+            values = [summaries[id(run)]["asr_tail_mean"] for run in group.runs if group.panel == panel]
+            known = [value for value in values if value is not None]
+            if known:
+                scores.append((statistics.fmean(known), group.series))
+        scores.sort()
+        if len(scores) > 1:
+            (low, best), (high, worst) = scores[0], scores[-1]
+            also = [name for score, name in scores[1:-1] if score <= low + 0.02]
+            names = f"{best} and {len(also)} other{'s' * (len(also) > 1)}" if also else best
+            sentences.append(
+                f"{panel}: the attack success rate is lowest with {names} ({percent(low)}) "
+                f"and highest with {worst} ({percent(high)})."
+            )
+    return sentences
+
+
+def of_audit(audit: Audit) -> list[str]:
+    """What happened in a real federation."""
+    counts, total = audit.counts(), audit.counts().total()
+    ever = {
+        client
+        for record in audit.rounds
+        for client, verdict in record["verdicts"].items()
+        if verdict["decision"] in ("malicious", "held_out")
+    }
+    sentences = [
+        f"{len(ever)} of {len(audit.clients)} clients were rejected at least once in {len(audit.rounds)} rounds.",
+        f"Of {total} submissions {percent(counts['malicious'] / total)} were flagged as malicious and "
+        f"{percent(counts['held_out'] / total)} held out.",
+    ]
+    if counts["invalid"]:
+        sentences.append(f"{counts['invalid']} messages were unusable.")
+    sentences += _events(Subject(audit, ""))
+    if audit.damaged:
+        sentences.append(f"{audit.damaged} damaged lines of the audit were ignored.")
+    return [*sentences, f"{audit.path.name}: {audit.chain}."]
