@@ -20,19 +20,20 @@ Point = tuple[float, float]
 
 
 def series_style(index: int) -> str:
-    """The style classes of the series with this number.
+    """The style classes of the series with this number: a colour, and a dash pattern where colours repeat.
 
     >>> series_style(0), series_style(9)
-    ('s0 d0', 's1 d1')
+    ('s0', 's1 d1')
     """
-    return f"s{index % SERIES_COLOURS} d{index // SERIES_COLOURS % 3}"
+    dashes = index // SERIES_COLOURS % 3
+    return f"s{index % SERIES_COLOURS}" + (f" d{dashes}" if dashes else "")
 
 
-def ticks(low: float, high: float, count: int = 5) -> tuple[float, ...]:
-    """At most about `count` round numbers from `low` to `high`.
+def ticks(low: float, high: float, count: int = 6, *, whole: bool = False) -> tuple[float, ...]:
+    """At most about `count` round numbers, or `whole` ones, from `low` to `high`.
 
     >>> ticks(0, 100)
-    (0.0, 25.0, 50.0, 75.0, 100.0)
+    (0.0, 20.0, 40.0, 60.0, 80.0, 100.0)
     >>> ticks(0.97, 1.0, 4)
     (0.97, 0.98, 0.99, 1.0)
     """
@@ -41,6 +42,7 @@ def ticks(low: float, high: float, count: int = 5) -> tuple[float, ...]:
         return (low,)
     power = 10.0 ** math.floor(math.log10(distance))
     step = next(factor * power for factor in _STEPS if factor * power >= distance * (1 - 1e-9))
+    step = math.ceil(step) if whole else step
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return tuple(round(number * step, 10) for number in range(first, last + 1))
 
@@ -68,8 +70,18 @@ class Axis:
     def of_rounds(first: int, last: int) -> Axis:
         """The axis of rounds."""
         last = max(last, first + 1)
-        whole = sorted({float(round(tick)) for tick in ticks(first, last)})
-        return Axis(first, last, "round", tuple(tick for tick in whole if first <= tick <= last))
+        return Axis(first, last, "round", ticks(first, last, whole=True))
+
+    @staticmethod
+    def of_bars(highest: float, *, whole: bool = False) -> Axis:
+        """The vertical axis of bars that begin at 0."""
+        return Axis(0.0, highest * 1.04, "", ticks(0.0, highest, whole=whole))
+
+    @staticmethod
+    def of_columns(first: int, last: int) -> Axis:
+        """The axis of rounds below bars, which are one round wide."""
+        rounds = Axis.of_rounds(first, last)
+        return Axis(first - 0.5, max(last, first) + 0.5, rounds.label, rounds.ticks)
 
 
 PERCENT = Axis(-2.0, 102.0, "", (0.0, 25.0, 50.0, 75.0, 100.0))
@@ -151,16 +163,14 @@ class Panel:
         if path:
             self.marks.append(Mark(f"bar {style}", path, title=title))
 
-    def vertical(self, x: float, style: str, label: str = "") -> None:
+    def vertical(self, x: float, label: str) -> None:
         """A line over the whole height, with a label at its top."""
         place = _n(self.px(x))
         self.marks.append(
-            Mark(f"rule {style}", f"M{place} {_n(self.top)}V{_n(self.height - self.bottom)}", title=label)
+            Mark("rule", f"M{place} {_n(self.top)}V{_n(self.height - self.bottom)}", title=label)
         )
-        if label:
-            right = self.px(x) > self.width * 0.6
-            anchor, shift = ("end", -3.0) if right else ("start", 3.0)
-            self.marks.append(Mark(f"small {anchor}", text=label, at=(self.px(x) + shift, self.top + 8.0)))
+        style, shift = ("small end", -3.0) if self.px(x) > self.width * 0.6 else ("small", 3.0)
+        self.marks.append(Mark(style, text=label, at=(self.px(x) + shift, self.top + 8.0)))
 
     def symbols(self, places: Iterable[Point], shape: str, style: str, title: str = "") -> None:
         """Small symbols of one kind; `places` are pixels."""

@@ -23,6 +23,8 @@ _PREFERRED = {"g2uardfl": 0, "fedavg": 5}
 """Series that have the same colour on every page."""
 _SYMBOLS = {"rolled_back": "down", "eliminated": "diamond"}
 """Events that explain a jump in a curve."""
+_EVENT_ROW = 8.0
+"""The height of a row of events above a panel."""
 
 
 @dataclass
@@ -38,7 +40,7 @@ class Group:
 
 
 def grouped(runs: Sequence[FinishedRun]) -> list[Group]:
-    """The groups of repetitions, in the order of their first runs."""
+    """The groups of repetitions: panel by panel, and in the order of their first runs."""
     different = differing([run.config for run in runs], IGNORED)
     several_tasks = "task" in different
     groups: dict[tuple[Any, ...], Group] = {}
@@ -51,7 +53,8 @@ def grouped(runs: Sequence[FinishedRun]) -> list[Group]:
         series = _with_settings(defense_name(run.config), own)
         groups.setdefault((panel, series), Group(panel, series)).runs.append(run)
     _give_colours(list(groups.values()))
-    return list(groups.values())
+    panels = list(dict.fromkeys(group.panel for group in groups.values()))
+    return sorted(groups.values(), key=lambda group: panels.index(group.panel))
 
 
 _PROFILE = "defense.profile"
@@ -105,12 +108,15 @@ def _curve(runs: Sequence[FinishedRun], metric: str) -> _Curve:
 def rates(groups: Sequence[Group]) -> list[Figure]:
     """The figures of the attack success rate and of the accuracy."""
     legend = [Key(name, style) for name, style in dict((group.series, group.style) for group in groups).items()]
-    marked = {kind for group in groups for run in group.runs for kind in _SYMBOLS if Subject(run, "").events(kind)}
-    legend += [Key(words(kind), "event", _SYMBOLS[kind]) for kind in _SYMBOLS if kind in marked]
+    legend += [
+        Key(words(kind), "event", shape)
+        for kind, shape in _SYMBOLS.items()
+        if any(_events(group, kind) for group in groups)
+    ]
     repeated = max(len(group.runs) for group in groups)
     bands = f" Bands: mean ± standard deviation over up to {repeated} seeds." if repeated > 1 else ""
     titles = {
-        "asr": ("Attack success rate (ASR)", "Share of samples with the trigger that get the attacker's label; lower is better."),
+        "asr": ("Attack success rate (ASR)", "Samples with the trigger that get the attacker's label; lower is better."),
         "acc": ("Accuracy (ACC)", "On the test data of the task; the axis does not begin at 0."),
     }
     figures = []
@@ -134,7 +140,15 @@ def _accuracy_axis(values: Sequence[float]) -> Axis:
 def _panel(name: str, curves: Sequence[tuple[Group, _Curve]], axis: Axis) -> Panel:
     config = curves[0][0].runs[0].config
     last = max(max(curve.rounds, default=1) for _, curve in curves)
+    events = [(group, kind, rounds) for group, _ in curves for kind in _SYMBOLS if (rounds := _events(group, kind))]
+    rows = list(dict.fromkeys(group.series for group, _, _ in events))
     panel = Panel(Axis.of_rounds(0, last), axis, f"{name} (%)", role="readout")
+    panel.top += _EVENT_ROW * len(rows)
+    panel.height += _EVENT_ROW * len(rows)
+    for group, kind, rounds in events:
+        y = 20.0 + _EVENT_ROW * rows.index(group.series)
+        places = [(panel.px(number), y) for number in rounds]
+        panel.symbols(places, _SYMBOLS[kind], group.style, f"{words(kind)}: {group.series}")
     _mark_schedule(panel, config, last)
     for group, curve in curves:
         lows = [max(axis.low, mean - sd) for mean, sd in zip(curve.means, curve.deviations, strict=True)]
@@ -142,11 +156,6 @@ def _panel(name: str, curves: Sequence[tuple[Group, _Curve]], axis: Axis) -> Pan
         if any(curve.deviations):
             panel.band(curve.rounds, lows, highs, group.style)
         panel.line(list(zip(curve.rounds, curve.means, strict=True)), group.style, group.series)
-    for row, (group, _) in enumerate(curves):
-        for kind, shape in _SYMBOLS.items():
-            rounds = {number for run in group.runs for number in Subject(run, "").events(kind)}
-            places = [(panel.px(number), panel.top - 4.0 - 5.0 * min(row, 1)) for number in sorted(rounds)]
-            panel.symbols(places, shape, group.style, f"{words(kind)}: {group.series}")
     every = sorted({number for _, curve in curves for number in curve.rounds})
     series = []
     for group, curve in curves:
@@ -156,8 +165,20 @@ def _panel(name: str, curves: Sequence[tuple[Group, _Curve]], axis: Axis) -> Pan
         }
         shown = [[round(value, 2) for value in at[number]] if number in at else None for number in every]
         series.append({"name": group.series, "style": group.style, "y": shown})
-    panel.readout = {"x": every, "series": series}
+    panel.readout = {
+        "x": every,
+        "series": series,
+        "left": panel.px(every[0]) if every else 0,
+        "right": panel.px(every[-1]) if every else 0,
+        "top": panel.top,
+        "bottom": panel.height - panel.bottom,
+    }
     return panel
+
+
+def _events(group: Group, kind: str) -> list[int]:
+    """The rounds in which a run of the group has an event of this kind."""
+    return sorted({number for run in group.runs for number in Subject(run, "").events(kind)})
 
 
 def _mark_schedule(panel: Panel, config: Any, last: int) -> None:
@@ -171,4 +192,4 @@ def _mark_schedule(panel: Panel, config: Any, last: int) -> None:
         marks[config.defend_from].append("defence begins")
     for number, labels in marks.items():
         if number <= last and (number > 1 or len(marks) > 1):
-            panel.vertical(number, "schedule", ", ".join(labels))
+            panel.vertical(number, ", ".join(labels))

@@ -119,4 +119,4 @@ def of_audit(audit: Audit) -> list[str]:
     sentences += _events(Subject(audit, ""))
     if audit.damaged:
         sentences.append(f"{audit.damaged} damaged lines of the audit were ignored.")
-    return [*sentences, f"{audit.path.name}: {audit.chain}."]
+    return sentences if audit.broken_at else [*sentences, f"{audit.path.name}: {audit.chain}."]

@@ -44,7 +44,7 @@ def render(runs: Sequence[Run], title: str) -> str:
     groups = grouped(simulated)
     summaries = {id(run): summarise(run.rounds, run.config.defend_from) for run in simulated}
     subjects = _subjects(runs, groups)
-    script = _environment().get_template("page.js").render()
+    script = _source("page.js")
     return _environment().get_template("page.html").render(
         title=title,
         sentences=headline.of_groups(groups, summaries) if len(runs) > 1 else [],
@@ -99,7 +99,7 @@ def _detail(subject: Subject, summaries: Mapping[int, Mapping[str, Any]]) -> dic
     return {
         "subject": subject,
         "sentences": headline.of_audit(run) if is_audit else headline.of_run(run, summaries[id(run)]),
-        "is_warning": is_audit and run.broken_at is not None,
+        "warning": f"{run.path.name}: {run.chain}." if is_audit and run.broken_at is not None else "",
         "figures": {figure.name: figure for figure in _figures(subject)},
         "clients": client_rows(subject),
         "events": event_rows(subject.rounds),
@@ -154,8 +154,8 @@ def _results(groups: Sequence[Group], summaries: Mapping[int, Mapping[str, Any]]
         seeds = ", ".join(str(run.config.seed) for run in group.runs)
         rounds = "-".join(dict.fromkeys(str(len(run.rounds)) for run in group.runs))
         cells = [_mean([column[heading] for column in columns]) for heading in FIGURES]
-        rows.append({"group": group, "cells": cells, "rounds": rounds, "seeds": seeds})
-    return {"head": list(FIGURES), "rows": rows}
+        rows.append({"group": group, "cells": [*cells, rounds, seeds]})
+    return {"head": [*FIGURES, "rounds", "seeds"], "rows": rows}
 
 
 def _mean(values: Iterable[float | None]) -> str:
@@ -181,6 +181,12 @@ def _environment() -> Any:
     return environment
 
 
+def _source(name: str) -> str:
+    """A file of the templates as it is."""
+    environment = _environment()
+    return str(environment.loader.get_source(environment, name)[0])
+
+
 def figure_style(palette: Mapping[str, str] = LIGHT) -> str:
     """The style sheet of figures with the colours of a palette in place of its variables."""
     text: str = _environment().get_template("figure.css").render()
@@ -191,7 +197,7 @@ def figure_style(palette: Mapping[str, str] = LIGHT) -> str:
 
 def svg(figure: Figure, frame: int = -1) -> str:
     """A figure as an SVG document for papers, on white; of one with frames the one with this index."""
-    panels, legend_width = [], 0.0
+    panels = []
     columns = min(figure.columns, len(figure.panels))
     width = max(panel.width for panel in figure.panels) * columns
     legend, x, y = [], 0.0, 12.0
@@ -207,7 +213,6 @@ def svg(figure: Figure, frame: int = -1) -> str:
         for column, panel in enumerate(beside):
             panels.append((panel, column * width / columns, top))
         top += max(panel.height for panel in beside)
-    del legend_width
     return str(
         _environment().get_template("figure.svg").render(
             figure=figure, panels=panels, legend=legend, width=width, height=top, frame=frame, style=figure_style()

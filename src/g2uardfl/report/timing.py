@@ -54,9 +54,9 @@ def timing(subject: Subject) -> Figure:
     }
     totals = [sum(column) for column in zip(*means.values(), strict=True)]
     highest = max(totals, default=0.0) or 1e-9
-    axis = Axis(0, highest * 1.04, "", Axis.over([0, highest], pad=0).ticks)
-    first, last = subject.first_round, max(subject.last_round, subject.first_round + 1)
-    panel = Panel(Axis(first - 0.5, last + 0.5, "round", Axis.of_rounds(first, last).ticks), axis, "seconds", 720)
+    panel = Panel(
+        Axis.of_columns(subject.first_round, subject.last_round), Axis.of_bars(highest), "seconds", 720
+    )
     floor = [0.0] * len(groups)
     legend = []
     for number, name in enumerate(names):

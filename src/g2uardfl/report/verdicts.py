@@ -25,7 +25,7 @@ _OUTCOMES = {
 def timeline(subject: Subject) -> Figure:
     """One row for each client, one column for each round; a cell is a submission, coloured by the decision."""
     clients, rounds = subject.clients, subject.rounds
-    row = 12.0 if len(clients) <= 40 else 8.0 if len(clients) <= 100 else 4.0
+    row = 12.0 if len(clients) <= 60 else 8.0 if len(clients) <= 100 else 4.0
     column = min(18.0, max(3.0, 860.0 / max(1, len(rounds))))
     gap = 10.0 if 0 < len(subject.attackers) < len(clients) else 0.0
     left, top, bottom = 64.0, 8.0, 34.0
@@ -46,7 +46,7 @@ def timeline(subject: Subject) -> Figure:
             y = tops[client]
             cells[verdict["decision"]].append(box(x + inset, y + inset, column - 2 * inset, row - 2 * inset))
             if client in attacked:
-                dots.append(circle(x + column / 2, y + row / 2, min(row, column) / 6))
+                dots.append(circle(x + column / 2, y + row / 2, min(row, column) / 5))
     panel.marks += [_Mark(f"bar {decision}", "".join(found)) for decision, found in cells.items() if found]
     if dots:
         panel.marks.append(_Mark("truth", "".join(dots)))
@@ -61,7 +61,7 @@ def timeline(subject: Subject) -> Figure:
     if subject.is_simulated:
         legend += [Key("attacked in this round", "truth", "dot")] if dots else []
         caption += " Clients above the gap are malicious, those below are honest." if gap else ""
-    return Figure("timeline", "Every submission", [panel], legend, caption, 1, "wide")
+    return Figure("timeline", "Every submission", [panel], legend, caption, 1, "wide timeline")
 
 
 def _row_names(subject: Subject, tops: dict[str, float], row: float, gap: float, left: float) -> list[_Mark]:
@@ -116,9 +116,8 @@ def outcomes(subject: Subject) -> Figure:
     per_bar = -(-len(counts) // _MAX_BARS)
     groups = [counts[start : start + per_bar] for start in range(0, len(counts), max(1, per_bar))]
     highest = max((sum(one.values()) for one in counts), default=1)
-    axis = Axis(0, highest * 1.04, "", Axis.over([0, highest], pad=0).ticks)
-    first, last = subject.first_round, max(subject.last_round, subject.first_round + 1)
-    panel = Panel(Axis(first - 0.5, last + 0.5, "round", Axis.of_rounds(first, last).ticks), axis, "submissions", 720)
+    columns = Axis.of_columns(subject.first_round, subject.last_round)
+    panel = Panel(columns, Axis.of_bars(highest, whole=True), "submissions", 720)
     floor = [0.0] * len(groups)
     used = []
     for label, style in names.items():

@@ -43,16 +43,15 @@
 
   // Curves: the values of all series at the round under the pointer.
   for (const svg of all('svg[data-role="readout"]')) {
-    const { x, series } = JSON.parse(svg.dataset.readout);
     const line = element("path", { class: "cursor" });
-    const ends = { first: x[0], last: x[x.length - 1] }, left = 42, right = svg.viewBox.baseVal.width - 12;
+    const { x, series, left, right, top, bottom } = JSON.parse(svg.dataset.readout), first = x[0], width = Math.max(x[x.length - 1] - first, 1);
     svg.append(line);
     svg.addEventListener("pointermove", (event) => {
-      const value = ends.first + (place(svg, event)[0] - left) / (right - left) * (Math.max(ends.last, ends.first + 1) - ends.first);
+      const value = first + (place(svg, event)[0] - left) / (right - left) * width;
       let index = 0;
       x.forEach((round, i) => { if (Math.abs(round - value) < Math.abs(x[index] - value)) index = i; });
-      const at = left + (x[index] - ends.first) / (Math.max(ends.last, ends.first + 1) - ends.first) * (right - left);
-      line.setAttribute("d", `M${at} 24V${svg.viewBox.baseVal.height - 36}`);
+      const at = left + (x[index] - first) / width * (right - left);
+      line.setAttribute("d", `M${at} ${top}V${bottom}`);
       const values = series.filter((one) => one.y[index]).sort((a, b) => b.y[index][0] - a.y[index][0]);
       show(event, `round ${x[index]}\n` + values.map((one) => `${one.y[index][0].toFixed(2)} %${one.y[index][1] ? ` ± ${one.y[index][1].toFixed(2)}` : ""}  ${one.name}`).join("\n"));
     });
