@@ -11,7 +11,7 @@ import typer
 
 from .._version import __version__
 from ..core.errors import G2uardFLError
-from . import data, demo, experiment, listing, replaying
+from . import data, demo, experiment, listing, replaying, reporting
 
 app = typer.Typer(
     name="g2uardfl",
@@ -45,6 +45,7 @@ def _options(
 
 demo.register(app)
 experiment.register(app)
+reporting.register(app)
 replaying.register(app)
 listing.register(app)
 app.add_typer(data.app, name="data")

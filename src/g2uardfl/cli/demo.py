@@ -1,7 +1,8 @@
-"""`g2uardfl demo`: an attack without and with the defence, on built-in data."""
+"""`g2uardfl demo`: an attack without a defence, with a classic one and with the guard, on built-in data."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +14,14 @@ def register(app: typer.Typer) -> None:
     app.command("demo")(demo)
 
 
+TASK, ATTACK = "digits", "black_box"
+WRONG_LABELS = 0.15
+"""The share of training images with a wrong label. Honest clients then go on learning from the converged model, so that
+the norm of an update does not give an attacker away."""
+DEFENSES = ("fedavg", "krum", "g2uardfl")
+"""No defence, a classic rule, and the guard."""
+
+
 def demo(
     out: Annotated[Path, typer.Option(help="Folder of the runs and report.html; existing runs are replaced.")] = Path(
         "runs/demo"
@@ -20,10 +29,10 @@ def demo(
     rounds: Annotated[int, typer.Option(help="Number of rounds.", min=1)] = 60,
     seed: Annotated[int, typer.Option(help="Random seed.", min=0)] = 0,
 ) -> None:
-    """Attack a federation without and with the guard, print the results and write report.html.
+    """Attack a federation without a defence, with a classic one and with the guard; write report.html.
 
-    Fifty clients learn 8x8 digits. A quarter of them are malicious and train the model to classify images with a white
-    corner as zero. The demo takes about a minute and needs no download.
+    Fifty clients learn 8x8 digits, some of them with wrong labels. A quarter of the clients is malicious and trains the
+    model to classify images with a white corner as zero. The demo takes about a minute and needs no download.
     """
     from rich.console import Console
 
@@ -38,30 +47,25 @@ def demo(
     console = Console()
     runs = []
     with bar(console) as progress:
-        for defense in ("fedavg", "g2uardfl"):
+        for defense in DEFENSES:
+            settings = {"wrong_labels": WRONG_LABELS}
             simulation = Simulation(
-                RunConfig(task="digits", attack="black_box", defense=defense, rounds=rounds, seed=seed)
+                RunConfig(TASK, ATTACK, defense, rounds=rounds, seed=seed, engine="loop", task_settings=settings)
             )
             directory = RunDirectory(out / defense, overwrite=True)
             simulation.prepare(on_epoch=pretraining_bar(progress))
             simulation.run([directory, ProgressBar(progress, f"{defense:>8}")])
             runs.append(FinishedRun(directory.path))
-    page = write_report(runs, out / "report.html", "g2uardfl demo: a backdoor without and with the guard")
-    console.print(results_table(runs, f"digits, black-box attack by a quarter of the clients, {rounds} rounds"))
-    console.print(_sentence(runs[0].summary, runs[1].summary))
-    console.print(f"Open {page} in a browser to see the curves and the verdicts on every client.")
+    page = write_report(runs, out / "report.html", "g2uardfl demo: a backdoor without a defence, with one, and with ours")
+    console.print(results_table(runs, f"{TASK}, {ATTACK} attack by a quarter of the clients, {rounds} rounds"))
+    for run in runs:
+        console.print(_sentence(run.config.defense, run.summary))
+    console.print(f"Open {page} in a browser: it shows every submission, the reason for its verdict and the client graph.")
 
 
-def _sentence(without: dict[str, float], guarded: dict[str, float]) -> str:
-    def percent(share: float) -> str:
-        return f"{100 * share:.1f} %"
-
-    prevented = guarded["asr"] <= without["asr"] / 2
-    outcome = "The guard prevented the backdoor" if prevented else "The guard did not prevent the backdoor"
-    if without["asr"] < 0.2:
-        outcome = "The attack failed even without a defence"
+def _sentence(defense: str, summary: Mapping[str, float]) -> str:
+    with_it = "Without a defence" if defense == "fedavg" else f"With {defense}"
     return (
-        f"{outcome}: without a defence, {percent(without['asr'])} of the images with the trigger are classified "
-        f"as zero, with the guard {percent(guarded['asr'])}; "
-        f"the accuracy is {percent(without['acc'])} and {percent(guarded['acc'])}."
+        f"{with_it}, {100 * summary['asr_tail_mean']:.1f} % of the images with the trigger are classified as zero; "
+        f"the accuracy is {100 * summary['acc_tail_mean']:.1f} %."
     )

@@ -1,4 +1,4 @@
-"""`g2uardfl run`, `resume`, `compare`, `report` and `pretrain`."""
+"""`g2uardfl run`, `resume`, `compare` and `pretrain`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ def register(app: typer.Typer) -> None:
     app.command("run")(run)
     app.command("resume")(resume)
     app.command("compare")(compare)
-    app.command("report")(report)
     app.command("pretrain")(pretrain)
 
 
@@ -192,30 +191,6 @@ def compare(
     console = Console()
     console.print(results_table(finished, "Compared runs", names=[str(path) for path in runs]))
     console.print(f"Wrote {write_report(finished, out, 'Compared runs')}")
-
-
-def report(
-    runs: Annotated[
-        list[Path], typer.Argument(help="Run directories, or audit files of Flower federations.", metavar="RUN...")
-    ],
-    out: Annotated[
-        Path | None, typer.Option(help="The page to write.", show_default="RUN/report.html or AUDIT.html")
-    ] = None,
-) -> None:
-    """Write an HTML page about finished runs or Flower federations; exit with 1 if an audit's hash chain is broken."""
-    from ..federation.audit import Audit
-    from ..report.page import write_report
-    from ..simulation.directory import FinishedRun
-
-    finished = [Audit(path) if path.is_file() else FinishedRun(path) for path in runs]
-    beside = runs[0].with_suffix(".html") if runs[0].is_file() else runs[0] / "report.html"
-    page = write_report(finished, out or beside)
-    typer.echo(f"Wrote {page}")
-    audits = [run for run in finished if isinstance(run, Audit)]
-    for audit in audits:
-        typer.echo(f"{audit.path}: {audit.chain}", err=audit.broken_at is not None)
-    if any(audit.broken_at is not None for audit in audits):
-        raise typer.Exit(1)
 
 
 def pretrain(

@@ -166,9 +166,7 @@ class Panel:
     def vertical(self, x: float, label: str) -> None:
         """A line over the whole height, with a label at its top."""
         place = _n(self.px(x))
-        self.marks.append(
-            Mark("rule", f"M{place} {_n(self.top)}V{_n(self.height - self.bottom)}", title=label)
-        )
+        self.marks.append(Mark("rule", f"M{place} {_n(self.top)}V{_n(self.height - self.bottom)}", title=label))
         style, shift = ("small end", -3.0) if self.px(x) > self.width * 0.6 else ("small", 3.0)
         self.marks.append(Mark(style, text=label, at=(self.px(x) + shift, self.top + 8.0)))
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..simulation.config import RunConfig
 from ..simulation.directory import FinishedRun
 from ..simulation.naming import attack_name, defense_name, differing, task_name
 from .charts import PERCENT, SERIES_COLOURS, Axis, Figure, Key, Panel, series_style
 from .subjects import Subject, words
 
 IGNORED = (
-    "seed", "data_dir", "device", "engine", "workers", "evaluate_every", "checkpoint_every",
+    "seed", "defense.seed", "data_dir", "device", "engine", "workers", "evaluate_every", "checkpoint_every",
 )  # fmt: skip
 """Settings in which repetitions of one experiment may differ."""
 _NAMED = ("defense", "attack", "task", "rounds")
@@ -41,29 +42,43 @@ class Group:
 
 def grouped(runs: Sequence[FinishedRun]) -> list[Group]:
     """The groups of repetitions: panel by panel, and in the order of their first runs."""
-    different = differing([run.config for run in runs], IGNORED)
-    several_tasks = "task" in different
-    groups: dict[tuple[Any, ...], Group] = {}
-    for index, run in enumerate(runs):
-        values = {name: column[index] for name, column in different.items() if name not in _NAMED}
-        own = {name: value for name, value in values.items() if name.startswith("defense.") and name != _PROFILE}
-        rest = {name: value for name, value in values.items() if not name.startswith("defense.")}
-        where = f" on {task_name(run.config)}" if several_tasks else ""
-        panel = _with_settings(attack_name(run.config) + where, rest)
-        series = _with_settings(defense_name(run.config), own)
-        groups.setdefault((panel, series), Group(panel, series)).runs.append(run)
+    configs = [run.config for run in runs]
+    attacks = [attack_name(config) for config in configs]
+    if len({config.task for config in configs}) > 1:
+        attacks = [f"{name} on {task_name(config)}" for name, config in zip(attacks, configs, strict=True)]
+    others = _differences(configs, lambda name: name not in _NAMED and "." not in name)
+    panels = _labels(attacks, configs, ("attack.", "task."), others)
+    series = _labels([defense_name(config) for config in configs], configs, ("defense.",))
+    groups: dict[tuple[str, str], Group] = {}
+    for key, run in zip(zip(panels, series, strict=True), runs, strict=True):
+        groups.setdefault(key, Group(*key)).runs.append(run)
     _give_colours(list(groups.values()))
     panels = list(dict.fromkeys(group.panel for group in groups.values()))
     return sorted(groups.values(), key=lambda group: panels.index(group.panel))
 
 
-_PROFILE = "defense.profile"
-"""The profile is part of a defence's name."""
+def _differences(configs: Sequence[RunConfig], wanted: Callable[[str], bool]) -> list[dict[str, Any]]:
+    """The settings in which the configs differ, by config."""
+    found = {name: values for name, values in differing(configs, IGNORED).items() if wanted(name)}
+    return [{name: values[index] for name, values in found.items()} for index in range(len(configs))]
 
 
-def _with_settings(name: str, values: Mapping[str, Any]) -> str:
-    given = ", ".join(f"{key.partition('.')[2] or key}={value}" for key, value in values.items() if value is not None)
-    return f"{name}, {given}" if given else name
+def _labels(
+    names: Sequence[str],
+    configs: Sequence[RunConfig],
+    prefixes: tuple[str, ...],
+    others: Sequence[Mapping[str, Any]] | None = None,
+) -> list[str]:
+    """Each name with those of its settings in which runs of the same name differ, and with `others`."""
+    labels = list(names)
+    for name in dict.fromkeys(names):
+        places = [place for place, one in enumerate(names) if one == name]
+        own = _differences([configs[place] for place in places], lambda key: key.startswith(prefixes))
+        for place, values in zip(places, own, strict=True):
+            given = {**values, **(others[place] if others else {})}
+            shown = [f"{key.partition('.')[2] or key}={value}" for key, value in given.items() if value is not None]
+            labels[place] = ", ".join([name, *shown])
+    return labels
 
 
 def _give_colours(groups: Iterable[Group]) -> None:
@@ -107,7 +122,7 @@ def _curve(runs: Sequence[FinishedRun], metric: str) -> _Curve:
 
 def rates(groups: Sequence[Group]) -> list[Figure]:
     """The figures of the attack success rate and of the accuracy."""
-    legend = [Key(name, style) for name, style in dict((group.series, group.style) for group in groups).items()]
+    legend = [Key(name, style) for name, style in {group.series: group.style for group in groups}.items()]
     legend += [
         Key(words(kind), "event", shape)
         for kind, shape in _SYMBOLS.items()
@@ -116,7 +131,10 @@ def rates(groups: Sequence[Group]) -> list[Figure]:
     repeated = max(len(group.runs) for group in groups)
     bands = f" Bands: mean ± standard deviation over up to {repeated} seeds." if repeated > 1 else ""
     titles = {
-        "asr": ("Attack success rate (ASR)", "Samples with the trigger that get the attacker's label; lower is better."),
+        "asr": (
+            "Attack success rate (ASR)",
+            "Samples with the trigger that get the attacker's label; lower is better.",
+        ),
         "acc": ("Accuracy (ACC)", "On the test data of the task; the axis does not begin at 0."),
     }
     figures = []
@@ -159,10 +177,7 @@ def _panel(name: str, curves: Sequence[tuple[Group, _Curve]], axis: Axis) -> Pan
     every = sorted({number for _, curve in curves for number in curve.rounds})
     series = []
     for group, curve in curves:
-        at = {
-            number: (mean, sd)
-            for number, mean, sd in zip(curve.rounds, curve.means, curve.deviations, strict=True)
-        }
+        at = {number: (mean, sd) for number, mean, sd in zip(curve.rounds, curve.means, curve.deviations, strict=True)}
         shown = [[round(value, 2) for value in at[number]] if number in at else None for number in every]
         series.append({"name": group.series, "style": group.style, "y": shown})
     panel.readout = {

@@ -80,7 +80,7 @@ def _marks(record: Record, one: Layout, middle: Point, unit: float, strongest: f
 
 
 def layout(verdicts: Mapping[str, Mapping[str, object]]) -> Layout:
-    """Clusters as discs that do not overlap; in each the clients lie on a spiral, those that fit in best in the middle."""
+    """Clusters as discs that do not overlap; in each the clients lie on a spiral, those that fit in best inside."""
     clusters: dict[object, list[str]] = defaultdict(list)
     for client, verdict in verdicts.items():
         clusters[verdict.get("cluster")].append(client)

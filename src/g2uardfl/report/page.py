@@ -45,17 +45,21 @@ def render(runs: Sequence[Run], title: str) -> str:
     summaries = {id(run): summarise(run.rounds, run.config.defend_from) for run in simulated}
     subjects = _subjects(runs, groups)
     script = _source("page.js")
-    return _environment().get_template("page.html").render(
-        title=title,
-        sentences=headline.of_groups(groups, summaries) if len(runs) > 1 else [],
-        results=_results(groups, summaries),
-        curves=rates(groups) if groups else [],
-        details=[_detail(subject, summaries) for subject in subjects],
-        light=LIGHT,
-        dark=DARK,
-        exported_style=figure_style(),
-        script=script,
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    return str(
+        _environment()
+        .get_template("page.html")
+        .render(
+            title=title,
+            sentences=headline.of_groups(groups, summaries) if len(runs) > 1 else [],
+            results=_results(groups, summaries),
+            curves=rates(groups) if groups else [],
+            details=[_detail(subject, summaries) for subject in subjects],
+            light=LIGHT,
+            dark=DARK,
+            exported_style=figure_style(),
+            script=script,
+            script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        )
     )
 
 
@@ -95,18 +99,25 @@ def _figures(subject: Subject) -> list[Figure]:
 def _detail(subject: Subject, summaries: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
     """What the page says about one run."""
     run = subject.run
-    is_audit = isinstance(run, Audit)
+    about: dict[str, Any]
+    if isinstance(run, Audit):
+        warning = "" if run.broken_at is None else f"{run.path.name}: {run.chain}."
+        about = {"sentences": headline.of_audit(run), "warning": warning, "settings": [], "environment": {}}
+    else:
+        about = {
+            "sentences": headline.of_run(run, summaries[id(run)]),
+            "warning": "",
+            "settings": _settings(run),
+            "environment": run.summary.get("environment", {}),
+        }
     return {
+        **about,
         "subject": subject,
-        "sentences": headline.of_audit(run) if is_audit else headline.of_run(run, summaries[id(run)]),
-        "warning": f"{run.path.name}: {run.chain}." if is_audit and run.broken_at is not None else "",
         "figures": {figure.name: figure for figure in _figures(subject)},
         "clients": client_rows(subject),
         "events": event_rows(subject.rounds),
         "notes": note_rows(subject.rounds),
         "stages": stage_times(subject.rounds),
-        "settings": [] if is_audit else _settings(run),
-        "environment": {} if is_audit else run.summary.get("environment", {}),
         "data": _data(subject),
     }
 
@@ -214,7 +225,7 @@ def svg(figure: Figure, frame: int = -1) -> str:
             panels.append((panel, column * width / columns, top))
         top += max(panel.height for panel in beside)
     return str(
-        _environment().get_template("figure.svg").render(
-            figure=figure, panels=panels, legend=legend, width=width, height=top, frame=frame, style=figure_style()
-        )
+        _environment()
+        .get_template("figure.svg")
+        .render(figure=figure, panels=panels, legend=legend, width=width, height=top, frame=frame, style=figure_style())
     )

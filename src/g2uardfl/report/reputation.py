@@ -19,7 +19,7 @@ def reputation(subject: Subject) -> Figure:
     scores = [score for history in histories.values() for score in history.values()]
     first, last = subject.first_round, subject.last_round
     panel = Panel(Axis.of_rounds(first, last), Axis.over(scores, least=0.1), "benign score", 720, role="scores")
-    groups = {"honest": [], "malicious": []} if subject.is_simulated else {"all": []}
+    groups: dict[str, list[str]] = {"honest": [], "malicious": []} if subject.is_simulated else {"all": []}
     for client in histories:
         groups[_group(subject, client)].append(client)
     legend = []

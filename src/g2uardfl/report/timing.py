@@ -54,9 +54,7 @@ def timing(subject: Subject) -> Figure:
     }
     totals = [sum(column) for column in zip(*means.values(), strict=True)]
     highest = max(totals, default=0.0) or 1e-9
-    panel = Panel(
-        Axis.of_columns(subject.first_round, subject.last_round), Axis.of_bars(highest), "seconds", 720
-    )
+    panel = Panel(Axis.of_columns(subject.first_round, subject.last_round), Axis.of_bars(highest), "seconds", 720)
     floor = [0.0] * len(groups)
     legend = []
     for number, name in enumerate(names):

@@ -142,9 +142,7 @@ def _count(subject: Subject, index: int) -> Counter[str]:
     if not subject.is_simulated:
         return Counter(words(verdict["decision"]) for verdict in record["verdicts"].values())
     attacked = attacking(record)
-    return Counter(
-        _outcome(client in attacked, verdict["decision"]) for client, verdict in record["verdicts"].items()
-    )
+    return Counter(_outcome(client in attacked, verdict["decision"]) for client, verdict in record["verdicts"].items())
 
 
 def _outcome(attacked: bool, decision: str) -> str:

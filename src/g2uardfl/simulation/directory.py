@@ -14,7 +14,7 @@ from ..core.errors import StateError
 from ..core.files import atomic_write
 from .checkpoint import read_checkpoint, write_checkpoint
 from .config import RunConfig
-from .metrics import figures
+from .metrics import figures, summarise
 from .run import Callback, Simulation
 from .start import write_model
 
@@ -125,19 +125,40 @@ def _remove(path: Path) -> None:
 
 
 class FinishedRun:
-    """The files of a finished run."""
+    """The files of a finished run.
 
-    def __init__(self, path: str | Path) -> None:
+    Parameters
+    ----------
+    path
+        The run directory.
+    unfinished_too
+        Read a run without a summary, too; the summary is then that of the rounds so far (default: False).
+
+    Attributes
+    ----------
+    config, rounds, summary
+        The content of the files.
+    """
+
+    def __init__(self, path: str | Path, *, unfinished_too: bool = False) -> None:
         self.path = Path(path)
         if not (self.path / "config.toml").exists():
             raise StateError(f"{self.path} is not a run directory: it has no config.toml")
         self.config = RunConfig.from_file(self.path / "config.toml")
+        is_finished = (self.path / "summary.json").exists()
+        if not (is_finished or unfinished_too):
+            raise StateError(f"{self.path} is not finished: continue with g2uardfl resume {self.path}")
         try:
-            lines = (self.path / "rounds.jsonl").read_text(encoding="utf-8").splitlines()
-            self.rounds: list[dict[str, Any]] = [json.loads(line) for line in lines]
-            self.summary: dict[str, Any] = json.loads((self.path / "summary.json").read_text(encoding="utf-8"))
+            lines = (self.path / "rounds.jsonl").read_text(encoding="utf-8").split("\n")
+            # The last line may be in the middle of being written; a complete one ends with a line break.
+            self.rounds: list[dict[str, Any]] = [json.loads(line) for line in lines[:-1]]
+            self.summary: dict[str, Any] = (
+                json.loads((self.path / "summary.json").read_text(encoding="utf-8"))
+                if is_finished
+                else summarise(self.rounds, self.config.defend_from)
+            )
         except FileNotFoundError as error:
-            raise StateError(f"{self.path} is not finished: continue with g2uardfl resume {self.path}") from error
+            raise StateError(f"{self.path} has no rounds yet: continue with g2uardfl resume {self.path}") from error
         except ValueError as error:
             raise StateError(f"{self.path} is damaged: {error}") from error
 
