@@ -56,11 +56,15 @@ def demo(
             simulation.prepare(on_epoch=pretraining_bar(progress))
             simulation.run([directory, ProgressBar(progress, f"{defense:>8}")])
             runs.append(FinishedRun(directory.path))
-    page = write_report(runs, out / "report.html", "g2uardfl demo: a backdoor without a defence, with one, and with ours")
+    page = write_report(
+        runs, out / "report.html", "g2uardfl demo: a backdoor without a defence, with one, and with ours"
+    )
     console.print(results_table(runs, f"{TASK}, {ATTACK} attack by a quarter of the clients, {rounds} rounds"))
     for run in runs:
         console.print(_sentence(run.config.defense, run.summary))
-    console.print(f"Open {page} in a browser: it shows every submission, the reason for its verdict and the client graph.")
+    console.print(
+        f"Open {page} in a browser: it shows every submission, the reason for its verdict and the client graph."
+    )
 
 
 def _sentence(defense: str, summary: Mapping[str, float]) -> str:
