@@ -113,10 +113,10 @@ def _distance(verdict: Mapping[str, object]) -> float:
 
 
 def _packed(sizes: Sequence[float]) -> list[Point]:
-    """Centres of discs of these radii that do not overlap: each at the free place nearest to the first one."""
+    """Centres of discs of these radii, the largest first, that do not overlap: on rings of growing radius."""
     centres: list[Point] = []
+    away, spot = 0.0, (0.0, 0.0)
     for number, size in enumerate(sizes):
-        away, spot = 0.0, (0.0, 0.0)
 
         def room(place: Point, number: int = number, size: float = size) -> float:
             return min((math.dist(place, centres[one]) - size - sizes[one] for one in range(number)), default=0.0)
