@@ -13,7 +13,7 @@ import pytest
 from g2uardfl.core.errors import ConfigError
 from g2uardfl.report.charts import Figure
 from g2uardfl.report.curves import grouped, rates
-from g2uardfl.report.figures import write_figures
+from g2uardfl.report.figures import draw_rates, write_figures
 from g2uardfl.report.graphs import layout
 from g2uardfl.report.page import figure_style, figures_of
 from g2uardfl.report.reputation import reputation
@@ -179,3 +179,10 @@ def test_without_its_extra_pdf_is_refused_in_one_line(run, tmp_path, monkeypatch
 def test_an_unknown_format_is_refused(run, tmp_path):
     with pytest.raises(ConfigError, match="choose svg or pdf"):
         write_figures(figures_of([run]), tmp_path, "png")
+
+
+def test_a_drawing_of_a_run_in_memory_shows_itself_in_notebooks_and_is_saved(run, tmp_path):
+    drawing = draw_rates(run.config, run.rounds, run.summary)
+    shown = ElementTree.fromstring(drawing._repr_svg_())
+    assert {"ASR (%)", "ACC (%)"} <= {text.text for text in shown.iter(f"{SVG}text")}
+    assert drawing.save(tmp_path / "rates.svg").read_text() == drawing._repr_svg_()

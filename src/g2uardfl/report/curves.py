@@ -6,13 +6,12 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from ..simulation.config import RunConfig
-from ..simulation.directory import FinishedRun
 from ..simulation.naming import attack_name, defense_name, differing, task_name
 from .charts import PERCENT, SERIES_COLOURS, Axis, Figure, Key, Panel, series_style
-from .subjects import Subject, words
+from .subjects import Record, rounds_with, words
 
 IGNORED = (
     "seed", "defense.seed", "data_dir", "device", "engine", "workers", "evaluate_every", "checkpoint_every",
@@ -28,19 +27,38 @@ _EVENT_ROW = 8.0
 """The height of a row of events above a panel."""
 
 
+class Curves(Protocol):
+    """What curves are drawn from, such as a `FinishedRun`."""
+
+    @property
+    def config(self) -> RunConfig:
+        """All settings."""
+
+    @property
+    def rounds(self) -> Sequence[Record]:
+        """The records of the rounds."""
+
+    @property
+    def summary(self) -> Mapping[str, Any]:
+        """The content of `summary.json`; only `start` is used."""
+
+
+R = TypeVar("R", bound=Curves)
+
+
 @dataclass
-class Group:
+class Group(Generic[R]):
     """Runs that differ in nothing but their seed."""
 
     panel: str
     """Attack, task and all else that is no matter of the defence."""
     series: str
     """The defence, with those of its settings in which runs differ."""
-    runs: list[FinishedRun] = field(default_factory=list)
+    runs: list[R] = field(default_factory=list)
     style: str = ""
 
 
-def grouped(runs: Sequence[FinishedRun]) -> list[Group]:
+def grouped(runs: Sequence[R]) -> list[Group[R]]:
     """The groups of repetitions: panel by panel, and in the order of their first runs."""
     configs = [run.config for run in runs]
     attacks = [attack_name(config) for config in configs]
@@ -49,7 +67,7 @@ def grouped(runs: Sequence[FinishedRun]) -> list[Group]:
     others = _differences(configs, lambda name: name not in _NAMED and "." not in name)
     panels = _labels(attacks, configs, ("attack.", "task."), others)
     series = _labels([defense_name(config) for config in configs], configs, ("defense.",))
-    groups: dict[tuple[str, str], Group] = {}
+    groups: dict[tuple[str, str], Group[R]] = {}
     for key, run in zip(zip(panels, series, strict=True), runs, strict=True):
         groups.setdefault(key, Group(*key)).runs.append(run)
     _give_colours(list(groups.values()))
@@ -81,7 +99,7 @@ def _labels(
     return labels
 
 
-def _give_colours(groups: Iterable[Group]) -> None:
+def _give_colours(groups: Iterable[Group[Any]]) -> None:
     """One colour for each series, on all panels."""
     groups = list(groups)
     names = sorted({group.series for group in groups})
@@ -103,7 +121,7 @@ class _Curve:
     deviations: list[float]
 
 
-def _curve(runs: Sequence[FinishedRun], metric: str) -> _Curve:
+def _curve(runs: Sequence[Curves], metric: str) -> _Curve:
     values: dict[int, list[float]] = defaultdict(list)
     for run in runs:
         start = run.summary.get("start", {}).get(metric)
@@ -120,7 +138,7 @@ def _curve(runs: Sequence[FinishedRun], metric: str) -> _Curve:
     )
 
 
-def rates(groups: Sequence[Group]) -> list[Figure]:
+def rates(groups: Sequence[Group[Any]]) -> list[Figure]:
     """The figures of the attack success rate and of the accuracy."""
     legend = [Key(name, style) for name, style in {group.series: group.style for group in groups}.items()]
     legend += [
@@ -155,7 +173,7 @@ def _accuracy_axis(values: Sequence[float]) -> Axis:
     return Axis(max(-2.0, axis.low), min(101.0, axis.high), "", tuple(t for t in axis.ticks if 0 <= t <= 100))
 
 
-def _panel(name: str, curves: Sequence[tuple[Group, _Curve]], axis: Axis) -> Panel:
+def _panel(name: str, curves: Sequence[tuple[Group[Any], _Curve]], axis: Axis) -> Panel:
     config = curves[0][0].runs[0].config
     last = max(max(curve.rounds, default=1) for _, curve in curves)
     events = [(group, kind, rounds) for group, _ in curves for kind in _SYMBOLS if (rounds := _events(group, kind))]
@@ -191,9 +209,9 @@ def _panel(name: str, curves: Sequence[tuple[Group, _Curve]], axis: Axis) -> Pan
     return panel
 
 
-def _events(group: Group, kind: str) -> list[int]:
+def _events(group: Group[Any], kind: str) -> list[int]:
     """The rounds in which a run of the group has an event of this kind."""
-    return sorted({number for run in group.runs for number in Subject(run, "").events(kind)})
+    return sorted({number for run in group.runs for number in rounds_with(kind, run.rounds)})
 
 
 def _mark_schedule(panel: Panel, config: Any, last: int) -> None:

@@ -1,43 +1,74 @@
-"""Figures as files for papers: SVG, or PDF with the extra `pdf`."""
+"""Figures as files for papers, SVG or PDF, and in notebooks."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..core.errors import ConfigError, StateError
+from ..simulation.config import RunConfig
 from .charts import Figure
+from .curves import grouped, rates
 from .page import svg
+from .subjects import Record
 
 FORMATS = ("svg", "pdf")
+"""The endings of files."""
 
 
-def write_figures(figures: Sequence[Figure], folder: str | Path, kind: str = "svg") -> list[Path]:
-    """Write each figure to a file of its name in `folder`; return the files.
+@dataclass(frozen=True)
+class Drawing:
+    """A figure that notebooks show and that can be saved."""
+
+    figure: Figure
+
+    def _repr_svg_(self) -> str:
+        return svg(self.figure)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the figure as SVG or, with the extra `pdf`, as PDF; the name's ending says which."""
+        target = Path(path)
+        kind = target.suffix.removeprefix(".")
+        if kind not in FORMATS:
+            raise ConfigError(f"format {kind!r} of {target} is not known: choose {' or '.join(FORMATS)}")
+        content = _pdf(svg(self.figure)) if kind == "pdf" else svg(self.figure).encode()
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
+        except OSError as error:
+            raise StateError(f"cannot write {target}: {error.strerror or error}; choose another folder") from error
+        return target
+
+
+@dataclass(frozen=True)
+class _RunInMemory:
+    """What curves are drawn from."""
+
+    config: RunConfig
+    rounds: Sequence[Record]
+    summary: Mapping[str, Any]
+
+
+def draw_rates(config: RunConfig, records: Sequence[Record], summary: Mapping[str, Any]) -> Drawing:
+    """ASR and ACC of one run over the rounds.
 
     Parameters
     ----------
-    figures
-        What to write; of a figure with frames the last one.
-    folder
-        Is made where it is missing.
-    kind
-        One of `FORMATS` (default: svg).
+    config, records, summary
+        The run's settings, the records of its rounds and its summary.
     """
-    if kind not in FORMATS:
-        raise ConfigError(f"format {kind!r} is not known: choose {' or '.join(FORMATS)}")
-    encode = _pdf if kind == "pdf" else str.encode
-    place = Path(folder)
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-        written = []
-        for figure in figures:
-            written.append(place / f"{figure.name}.{kind}")
-            written[-1].write_bytes(encode(svg(figure)))
-    except OSError as error:
-        raise StateError(f"cannot write to {place}: {error.strerror or error}; choose another folder") from error
-    return written
+    asr, acc = rates(grouped([_RunInMemory(config, records, summary)]))
+    for figure, name in ((asr, "ASR"), (acc, "ACC")):
+        figure.panels[0].title = f"{name} (%)"
+    return Drawing(Figure("rates", "ASR and ACC", [*asr.panels, *acc.panels], asr.legend))
+
+
+def write_figures(figures: Sequence[Figure], folder: str | Path, kind: str = "svg") -> list[Path]:
+    """Write each figure, of one with frames the last, to a file of its name in `folder`; return the files."""
+    return [Drawing(figure).save(Path(folder) / f"{figure.name}.{kind}") for figure in figures]
 
 
 def _pdf(document: str) -> bytes:

@@ -9,7 +9,7 @@ from typing import Any
 from ..federation.audit import Audit
 from ..simulation.directory import FinishedRun
 from .curves import Group
-from .subjects import Subject
+from .subjects import Record, rounds_with
 
 _KEPT_OUT, _SUCCEEDED = 0.1, 0.5
 """A backdoor counts as kept out below the first attack success rate, and as successful from the second one on."""
@@ -43,7 +43,7 @@ def of_run(run: FinishedRun, summary: Mapping[str, Any]) -> list[str]:
     if summary["asr_max"] is not None and summary["asr_max"] >= asr + 0.05:
         peak = next(record["round"] for record in run.rounds if record["asr"] == summary["asr_max"])
         sentences.append(f"On the way the attack success rate reached {percent(summary['asr_max'])} (round {peak}).")
-    return sentences + _detection(run, summary) + _events(Subject(run, ""))
+    return sentences + _detection(run, summary) + _events(run.rounds)
 
 
 def _detection(run: FinishedRun, summary: Mapping[str, Any]) -> list[str]:
@@ -69,16 +69,16 @@ def _in_rounds(waited: int) -> str:
     return "in the first round of the attack" if waited == 1 else f"in round {waited} of the attack"
 
 
-def _events(subject: Subject) -> list[str]:
+def _events(rounds: Sequence[Record]) -> list[str]:
     sentences = []
     for kind, verb in (("rolled_back", "rolled the model back"), ("eliminated", "removed something from the model")):
-        count = len(subject.events(kind))
+        count = len(rounds_with(kind, rounds))
         if count:
             sentences.append(f"The server {verb} in {count} round{'s' * (count > 1)}.")
     return sentences
 
 
-def of_groups(groups: Sequence[Group], summaries: Mapping[int, Mapping[str, Any]]) -> list[str]:
+def of_groups(groups: Sequence[Group[FinishedRun]], summaries: Mapping[int, Mapping[str, Any]]) -> list[str]:
     """Which defence did best against each attack, in the mean of the last tenth of the rounds."""
     sentences = []
     for panel in dict.fromkeys(group.panel for group in groups):
@@ -116,7 +116,7 @@ def of_audit(audit: Audit) -> list[str]:
     ]
     if counts["invalid"]:
         sentences.append(f"{counts['invalid']} messages were unusable.")
-    sentences += _events(Subject(audit, ""))
+    sentences += _events(audit.rounds)
     if audit.damaged:
         sentences.append(f"{audit.damaged} damaged lines of the audit were ignored.")
     return sentences if audit.broken_at else [*sentences, f"{audit.path.name}: {audit.chain}."]

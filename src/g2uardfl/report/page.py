@@ -75,7 +75,7 @@ def figures_of(runs: Sequence[Run]) -> list[Figure]:
     return found
 
 
-def _subjects(runs: Sequence[Run], groups: Sequence[Group]) -> list[Subject]:
+def _subjects(runs: Sequence[Run], groups: Sequence[Group[FinishedRun]]) -> list[Subject]:
     names = {
         id(run): f"{group.series} against {group.panel}" + (f", seed {run.config.seed}" if len(runs) > 1 else "")
         for group in groups
@@ -157,7 +157,7 @@ def _data(subject: Subject) -> dict[str, Any]:
     }
 
 
-def _results(groups: Sequence[Group], summaries: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+def _results(groups: Sequence[Group[FinishedRun]], summaries: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
     """The table of results: one row for each group, mean and standard deviation over its seeds."""
     rows = []
     for group in groups:

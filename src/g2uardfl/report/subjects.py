@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -63,13 +63,10 @@ class Subject:
         """The number of the last round."""
         return int(self.rounds[-1]["round"]) if self.rounds else 1
 
-    def events(self, kind: str) -> list[int]:
-        """The rounds with an event of this kind."""
-        return [
-            record["round"]
-            for record in self.rounds
-            if any(event["kind"] == kind for event in record.get("events", ()))
-        ]
+
+def rounds_with(kind: str, rounds: Sequence[Record]) -> list[int]:
+    """The rounds with an event of this kind."""
+    return [record["round"] for record in rounds if any(event["kind"] == kind for event in record.get("events", ()))]
 
 
 def attacking(record: Record) -> set[str]:
