@@ -14,16 +14,23 @@ INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --e
 # the physical ones.
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo quick test lint types unit wheel format clean
+# Two targets at a time: the type checker and the build use one core only, and print nothing before their end.
+PARALLEL = $(MAKE) --no-print-directory --jobs 2
+
+# The tests start many processes; none of them has to compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: demo quick test lint types fast unit wheel format clean
 
 # A development environment has everything that the demo needs.
 demo: $(firstword $(wildcard $(DEV)) $(DEMO))
 	$(BIN)/g2uardfl demo
 
-quick: lint types
-	$(PYTEST) -m "not slow"
+quick: lint
+	$(PARALLEL) fast types
 
-test: lint types unit wheel
+test: lint
+	$(PARALLEL) unit types wheel
 
 lint: $(DEV)
 	$(BIN)/ruff check .
@@ -32,6 +39,9 @@ lint: $(DEV)
 
 types: $(DEV)
 	$(BIN)/mypy
+
+fast: $(DEV)
+	$(PYTEST) -m "not slow"
 
 unit: $(DEV)
 	$(PYTEST)
