@@ -128,6 +128,19 @@ def test_pointing_at_a_figure_explains_it(browser, page, place, expected):
     assert expected in browser.texts("#tip")[0]
 
 
+def test_a_series_chosen_in_the_legend_is_the_only_one_that_does_not_fade(browser, sweep):
+    browser.open(sweep)
+    faint = """
+        const faded = [...document.querySelectorAll('figure[data-name=asr] .faint')];
+        return new Set(faded.map(one => one.classList[1])).size;
+    """
+    key = browser.driver.find_element("css selector", "figure[data-name=asr] .legend [data-series]")
+    key.click()
+    assert browser.run(faint) == 3
+    key.click()
+    assert browser.run(faint) == 0
+
+
 def test_the_theme_switches_and_is_remembered(browser, page):
     browser.open(page)
     ground = "return getComputedStyle(document.body).backgroundColor"

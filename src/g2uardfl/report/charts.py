@@ -210,6 +210,9 @@ class Figure:
     kind: str = ""
     """A style class of the figure on the page."""
 
+    can_isolate: bool = False
+    """Whether an entry of the legend, chosen on the page, fades all other series."""
+
     @property
     def frames(self) -> list[str]:
         """The labels of the frames of the first panel."""

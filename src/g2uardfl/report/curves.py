@@ -164,7 +164,7 @@ def rates(groups: Sequence[Group[Any]]) -> list[Figure]:
             _panel(name, [(group, curve) for group, curve in curves if group.panel == name], axis)
             for name in dict.fromkeys(group.panel for group in groups)
         ]
-        figures.append(Figure(metric, title, panels, legend, caption + bands))
+        figures.append(Figure(metric, title, panels, legend, caption + bands, can_isolate=len(groups) > 1))
     return figures
 
 

@@ -58,6 +58,21 @@
     svg.addEventListener("pointerleave", () => { hide(); line.removeAttribute("d"); });
   }
 
+  // A series chosen in a legend: all others fade.
+  for (const key of all("[data-series]")) {
+    const figure = key.closest("figure");
+    const isolate = () => {
+      const chosen = key.getAttribute("aria-pressed") === "true" ? null : key.dataset.series;
+      for (const one of all("[data-series]", figure)) one.setAttribute("aria-pressed", String(one === key && chosen !== null));
+      for (const mark of all(".panel .line, .panel .band, .panel .symbol", figure)) {
+        const style = [...mark.classList].filter((name) => /^[sd]\d$/.test(name)).join(" ");
+        mark.classList.toggle("faint", chosen !== null && style !== chosen);
+      }
+    };
+    key.addEventListener("click", isolate);
+    key.addEventListener("keydown", (event) => { if (event.key === "Enter") isolate(); });
+  }
+
   for (const run of all("details.run")) {
     const source = run.querySelector("script.data");
     let parsed;
