@@ -8,6 +8,7 @@ from typing import Any
 
 from ..federation.audit import Audit
 from ..simulation.directory import FinishedRun
+from ..simulation.naming import attack_name, defense_name, task_name
 from .curves import Group
 from .subjects import Record, rounds_with
 
@@ -44,6 +45,20 @@ def of_run(run: FinishedRun, summary: Mapping[str, Any]) -> list[str]:
         peak = next(record["round"] for record in run.rounds if record["asr"] == summary["asr_max"])
         sentences.append(f"On the way the attack success rate reached {percent(summary['asr_max'])} (round {peak}).")
     return sentences + _detection(run, summary) + _events(run.rounds)
+
+
+def facts(run: FinishedRun) -> str:
+    """The settings that matter most, and the version, in a line."""
+    config, environment = run.config, run.summary.get("environment", {})
+    parts = [
+        f"{defense_name(config)} against {attack_name(config)} on {task_name(config)}",
+        f"{config.per_round} of {config.clients} clients in each round",
+        f"{100 * config.pmr:g} % of the clients malicious",
+        f"alpha {config.alpha:g}",
+        f"seed {config.seed}",
+    ]
+    versions = [f"{name} {environment[name]}" for name in ("g2uardfl", "commit") if name in environment]
+    return "; ".join([", ".join(parts), *versions]) + "."
 
 
 def _detection(run: FinishedRun, summary: Mapping[str, Any]) -> list[str]:

@@ -102,15 +102,19 @@ def _detail(subject: Subject, summaries: Mapping[int, Mapping[str, Any]]) -> dic
     about: dict[str, Any]
     if isinstance(run, Audit):
         warning = "" if run.broken_at is None else f"{run.path.name}: {run.chain}."
-        about = {"sentences": headline.of_audit(run), "warning": warning, "settings": [], "environment": {}}
+        about = {"sentences": headline.of_audit(run), "warning": warning}
     else:
         about = {
             "sentences": headline.of_run(run, summaries[id(run)]),
-            "warning": "",
+            "facts": headline.facts(run),
             "settings": _settings(run),
             "environment": run.summary.get("environment", {}),
         }
     return {
+        "warning": "",
+        "facts": "",
+        "settings": [],
+        "environment": {},
         **about,
         "subject": subject,
         "figures": {figure.name: figure for figure in _figures(subject)},
