@@ -196,21 +196,32 @@ def with_assignments(values: Mapping[str, Any], assignments: list[str]) -> dict[
     {'rounds': 3, 'defense_settings': {'window': 50}, 'task_settings': {'edge': 'full'}}
     """
     changed = dict(values)
-    fields = {item.name for item in dataclasses.fields(RunConfig)}
     for assignment in assignments:
         key, separator, text = assignment.partition("=")
         if not separator or not key:
             raise ConfigError(f"--set {assignment}: write key=value")
-        try:
-            value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            value = text
-        section, dot, name = key.partition(".")
-        if dot and section not in SECTIONS:
-            raise ConfigError(f"--set {assignment}: the part before the dot is one of {', '.join(SECTIONS)}")
-        if not dot and key in fields:
-            changed[key] = value
-            continue
-        place = SECTIONS[section] if dot else "defense_settings"
-        changed[place] = {**changed.get(place, {}), (name if dot else key): value}
+        changed = with_setting(changed, key, parse_value(text))
     return changed
+
+
+def with_setting(values: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
+    """A copy of `values` in which one setting is changed; for keys see `with_assignments`."""
+    section, dot, name = key.partition(".")
+    if dot and section not in SECTIONS:
+        raise ConfigError(f"unknown setting {key!r}: the part before the dot is one of {', '.join(SECTIONS)}")
+    if not dot and key in {item.name for item in dataclasses.fields(RunConfig)}:
+        return {**values, key: value}
+    place = SECTIONS[section] if dot else "defense_settings"
+    return {**values, place: {**values.get(place, {}), (name if dot else key): value}}
+
+
+def parse_value(text: str) -> Any:
+    """A value in TOML; any other text is a string.
+
+    >>> parse_value("0.5"), parse_value("true"), parse_value("full")
+    (0.5, True, 'full')
+    """
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text

@@ -75,7 +75,9 @@ class Simulation:
     attacking
         The clients that attack in the current round.
     stop_asked
-        Set this to True to stop the run after the current round.
+        Set this to True to stop the run after the current round; it is not finished, and can be resumed.
+    ended_early
+        Why the run ends before its last round; empty if it does not.
     """
 
     samples: FederatedSamples
@@ -107,6 +109,7 @@ class Simulation:
         self.observers: list[RoundObserver] = []
         self.attacking: list[int] = []
         self.stop_asked = False
+        self.ended_early = ""
 
     def run(self, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
         """Run all remaining rounds and return the summary."""
@@ -119,6 +122,8 @@ class Simulation:
                 self.records.append(self._round(round_number))
                 for callback in callbacks:
                     callback.on_round(self, self.records[-1])
+                if self.ended_early and self.records[-1]["acc"] is not None:
+                    break
                 if self.stop_asked and round_number < self.config.rounds:
                     raise Interrupted(f"stopped after round {round_number} of {self.config.rounds}")
         finally:
@@ -137,6 +142,10 @@ class Simulation:
             per_client = config.local_steps * config.batch_size
         samples = config.rounds * config.per_round * per_client
         return make_engine(config.engine, self.task, self.model, samples=samples, workers=config.workers)
+
+    def finish_early(self, reason: str) -> None:
+        """Make the next evaluated round the last one, this round included; the summary states the reason."""
+        self.ended_early = reason
 
     def prepare(self, on_epoch: Progress | None = None) -> None:
         """Divide the data and load the initial model; a converged one that is not cached is trained first.
@@ -180,6 +189,7 @@ class Simulation:
         """The content of `summary.json`."""
         return {
             **summarise(self.records, self.config.defend_from),
+            **({"ended_early": self.ended_early} if self.ended_early else {}),
             "start": self.start_scores,
             "peak_memory_mb": peak_memory(),
             "seed": self.config.seed,
