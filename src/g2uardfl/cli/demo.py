@@ -40,8 +40,7 @@ def demo(
     from ..simulation.config import RunConfig
     from ..simulation.directory import FinishedRun, RunDirectory
     from ..simulation.run import Simulation
-    from .experiment import pretraining_bar
-    from .progress import ProgressBar, bar
+    from .progress import PretrainingProgress, ProgressBar, bar
     from .tables import results_table
 
     console = Console()
@@ -53,7 +52,7 @@ def demo(
                 RunConfig(TASK, ATTACK, defense, rounds=rounds, seed=seed, engine="loop", task_settings=settings)
             )
             directory = RunDirectory(out / defense, overwrite=True)
-            simulation.prepare(on_epoch=pretraining_bar(progress))
+            simulation.prepare(PretrainingProgress(progress))
             simulation.run([directory, ProgressBar(progress, f"{defense:>8}")])
             runs.append(FinishedRun(directory.path))
     page = write_report(

@@ -148,7 +148,7 @@ def _finish(
     from ..report.page import write_report
     from ..simulation.directory import FinishedRun
     from ..simulation.run import Callback
-    from .progress import ProgressBar, bar, stopping_after_the_round
+    from .progress import PretrainingProgress, ProgressBar, bar, stopping_after_the_round
     from .tables import results_table
 
     settings, place, console = simulation.config, directory.path, Console()
@@ -168,7 +168,7 @@ def _finish(
 
             callbacks.append(Recorder(place))
         if not simulation.weights:
-            simulation.prepare(on_epoch=pretraining_bar(progress))
+            simulation.prepare(PretrainingProgress(progress))
         simulation.run(callbacks)
     finished = FinishedRun(place)
     page = write_report([finished], place / "report.html", f"{settings.defense} against {settings.attack}")
@@ -210,28 +210,16 @@ def pretrain(
 
     from .. import tasks
     from ..simulation.start import converged_start, start_scores
-    from .progress import bar
+    from .progress import PretrainingProgress, bar
 
     console = Console()
     problem = tasks.create(task, data_dir=data_dir, model=model)
     with bar(console) as progress:
-        start = converged_start(problem, device=device, progress=pretraining_bar(progress), again=again)
+        start = converged_start(problem, device=device, progress=PretrainingProgress(progress), again=again)
     acc, asr = start_scores(problem, start.weights, device)
     action = "loaded from the cache" if start.was_cached else "trained"
     console.print(f"{task}: {action}, ACC {100 * acc:.2f} %, ASR {100 * asr:.2f} % before any attack")
     console.print(f"Cached in {start.path}" if start.path else "Not cached: the cache folder cannot be written")
-
-
-def pretraining_bar(progress: Any) -> Any:
-    """A callback that adds a bar to `progress` when central training starts, and updates it after each epoch."""
-    bars: list[Any] = []
-
-    def on_epoch(done: int, total: int) -> None:
-        if not bars:
-            bars.append(progress.add_task("training to convergence", total=total, note=""))
-        progress.update(bars[0], completed=done)
-
-    return on_epoch
 
 
 def _slug(text: str) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.progress import TaskID
 
-from .progress import PretrainingProgress, bar
+from .progress import PretrainingProgress, bar, duration
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -95,7 +95,7 @@ class SweepProgress:
         left = self._total_left()
         estimate = ""
         if left and self._done:
-            estimate = f", about {_duration((self._printed - self._began) / self._done * left)} left"
+            estimate = f", about {duration((self._printed - self._began) / self._done * left)} left"
         self._bars.console.print(text + estimate, highlight=False, markup=False, soft_wrap=True)
 
     def _show_all(self) -> None:
@@ -107,14 +107,3 @@ class SweepProgress:
 
 def _scores(values: dict[str, Any]) -> str:
     return f"ACC {100 * values['acc']:.2f} %  ASR {100 * values['asr']:.2f} %"
-
-
-def _duration(seconds: float) -> str:
-    """A duration in words.
-
-    >>> _duration(42), _duration(600), _duration(9000)
-    ('42 s', '10 min', '2.5 h')
-    """
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -147,16 +147,16 @@ class Simulation:
         """Make the next evaluated round the last one, this round included; the summary states the reason."""
         self.ended_early = reason
 
-    def prepare(self, on_epoch: Progress | None = None) -> None:
+    def prepare(self, progress: Progress | None = None) -> None:
         """Divide the data and load the initial model; a converged one that is not cached is trained first.
 
         Parameters
         ----------
-        on_epoch
-            Called after each epoch of that training (default: None).
+        progress
+            Called after each step of that training (default: None).
         """
         self._divide_data()
-        weights = start_weights(self.task, self.config, on_epoch)
+        weights = start_weights(self.task, self.config, progress)
         self.weights = {name: value.to(self.device) for name, value in weights.items()}
         acc, asr = self._evaluate()
         self.start_scores = {"acc": acc, "asr": asr}
