@@ -11,7 +11,7 @@ import typer
 
 from .._version import __version__
 from ..core.errors import G2uardFLError
-from . import data, demo, experiment, listing, replaying, reporting
+from . import comparing, data, demo, experiment, listing, replaying, reporting, sweep
 
 app = typer.Typer(
     name="g2uardfl",
@@ -45,6 +45,8 @@ def _options(
 
 demo.register(app)
 experiment.register(app)
+sweep.register(app)
+comparing.register(app)
 reporting.register(app)
 replaying.register(app)
 listing.register(app)

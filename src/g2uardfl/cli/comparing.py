@@ -25,7 +25,8 @@ def compare(
     runs: Annotated[
         list[str],
         typer.Argument(
-            help="Run directories, folders that hold some at any depth, or patterns such as 'runs/**'.", metavar="PATH..."
+            help="Run directories, folders that hold some at any depth, or patterns such as 'runs/**'.",
+            metavar="PATH...",
         ),
     ],
     out: Annotated[
@@ -71,29 +72,25 @@ def compare(
 
 
 def print_groups(console: Console, groups: Sequence[Group], figures: dict[str, str]) -> None:
-    """Print as many tables below each other as the width of the terminal requires, each with the settings."""
+    """Print the comparison as one table, or several below each other if the terminal is too narrow."""
     from rich.table import Table
 
     from ..experiments.comparison import text_table
 
     headings, rows = text_table(groups, figures)
-    first = len(groups[0].settings) + 1
-    waiting = list(range(first, len(headings)))
+    words = len(groups[0].settings)
+    waiting = list(range(words + 1, len(headings)))
     while waiting:
-        count = len(waiting)
-        while True:
-            columns = [*range(first), *waiting[:count]]
-            table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-            for column in columns:
-                table.add_column(
-                    headings[column], justify="left" if column < first - 1 else "right", no_wrap=False, vertical="bottom"
-                )
-            for row in rows:
-                table.add_row(*(row[column] for column in columns))
-            fits = console.measure(table).minimum <= console.width
-            if fits or count == 1:
+        for count in range(len(waiting), 0, -1):
+            table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+            shown = [*range(words + 1), *waiting[:count]]
+            for column in shown:
+                longest = max(len(text) for text in (*headings[column].split(), *(row[column] for row in rows)))
+                table.add_column(headings[column], justify="left" if column < words else "right", min_width=longest)
+            if console.measure(table, options=console.options.update(max_width=10_000)).minimum <= console.width:
                 break
-            count -= 1
+        for row in rows:
+            table.add_row(*(row[column] for column in shown))
         console.print(table)
         console.print()
         waiting = waiting[count:]

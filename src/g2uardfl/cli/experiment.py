@@ -1,11 +1,14 @@
-"""`g2uardfl run`, `resume`, `compare` and `pretrain`."""
+"""`g2uardfl run`, `resume` and `pretrain`."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from .lists import LOG_HELP, ListCommand
 
 if TYPE_CHECKING:
     from ..simulation.directory import RunDirectory
@@ -17,9 +20,8 @@ _EXPERIMENT, _FEDERATION, _TRAINING, _FILES = "Experiment", "Federation", "Local
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    app.command("run")(run)
-    app.command("resume")(resume)
-    app.command("compare")(compare)
+    app.command("run", cls=ListCommand)(run)
+    app.command("resume", cls=ListCommand)(resume)
     app.command("pretrain")(pretrain)
 
 
@@ -86,9 +88,7 @@ def run(
     ] = None,
     evaluate_every: Annotated[int | None, _option("Rounds between evaluations. (default: 1)", _FILES)] = None,
     checkpoint_every: Annotated[int | None, _option("Rounds between checkpoints. (default: 10)", _FILES)] = None,
-    tensorboard: Annotated[
-        bool, _option("Write TensorBoard events into the run directory.", _FILES, "--tensorboard")
-    ] = False,
+    log: Annotated[list[str] | None, _option(LOG_HELP, _FILES, metavar="NAME...")] = None,
     record: Annotated[
         bool, _option("Record the input of the defence in record.npz, for g2uardfl replay.", _FILES, "--record")
     ] = False,
@@ -120,31 +120,31 @@ def run(
     place = out or Path("runs") / _slug(f"{settings.task}-{settings.attack}-{settings.defense}-{settings.seed}")
     if resume_run:
         require_same_config(place, settings)
-        _continue_run(place, tensorboard=tensorboard)
+        _continue_run(place, log or [])
         return
     directory = RunDirectory(place, overwrite=overwrite)
-    _finish(simulation, directory, tensorboard=tensorboard, record=record)
+    _finish(simulation, directory, log or [], record=record)
 
 
 def resume(
     run_directory: Annotated[Path, typer.Argument(help="The directory of an unfinished run.", metavar="RUN")],
+    log: Annotated[list[str] | None, typer.Option(help=LOG_HELP, metavar="NAME...", show_default=False)] = None,
 ) -> None:
     """Continue a run that was stopped or killed; the result is the same as without the interruption."""
-    _continue_run(run_directory)
+    _continue_run(run_directory, log or [])
 
 
-def _continue_run(place: Path, *, tensorboard: bool = False) -> None:
+def _continue_run(place: Path, log: Sequence[str]) -> None:
     from ..simulation.directory import RunDirectory, resumed
 
-    _finish(resumed(place), RunDirectory(place, resume=True), tensorboard=tensorboard)
+    _finish(resumed(place), RunDirectory(place, resume=True), log)
 
 
-def _finish(
-    simulation: Simulation, directory: RunDirectory, *, tensorboard: bool = False, record: bool = False
-) -> None:
+def _finish(simulation: Simulation, directory: RunDirectory, log: Sequence[str], *, record: bool = False) -> None:
     """Run the remaining rounds with a progress bar; then write the report and print a table."""
     from rich.console import Console
 
+    from ..experiments.trackers import create_all
     from ..report.page import write_report
     from ..simulation.directory import FinishedRun
     from ..simulation.run import Callback
@@ -152,17 +152,13 @@ def _finish(
     from .tables import results_table
 
     settings, place, console = simulation.config, directory.path, Console()
-    done = len(simulation.records)
+    done, trackers = len(simulation.records), create_all(log)
     console.print(
         f"{settings.task}: {settings.attack} against {settings.defense}, rounds {done + 1} to {settings.rounds}, "
         f"{settings.per_round} of {settings.clients} clients per round, seed {settings.seed}, on {settings.device}"
     )
     with bar(console) as progress, stopping_after_the_round(simulation, place):
-        callbacks: list[Callback] = [directory, ProgressBar(progress, "rounds")]
-        if tensorboard:
-            from ..simulation.tensorboard import TensorBoard
-
-            callbacks.append(TensorBoard(place))
+        callbacks: list[Callback] = [directory, ProgressBar(progress, "rounds"), *trackers]
         if record:
             from ..simulation.recorder import Recorder
 
@@ -176,21 +172,6 @@ def _finish(
     console.print(f"Run directory: {place}   Report: {page}")
 
 
-def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Run directories.", metavar="RUN...")],
-    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("compare.html"),
-) -> None:
-    """Compare finished runs: print a table and write a page with their curves."""
-    from rich.console import Console
-
-    from ..report.page import write_report
-    from ..simulation.directory import FinishedRun
-    from .tables import results_table
-
-    finished = [FinishedRun(path) for path in runs]
-    console = Console()
-    console.print(results_table(finished, "Compared runs", names=[str(path) for path in runs]))
-    console.print(f"Wrote {write_report(finished, out, 'Compared runs')}")
 
 
 def pretrain(

@@ -8,6 +8,7 @@ from typing import Any
 
 from typer.core import TyperCommand
 
+LOG_HELP = "tensorboard, wandb, mlflow, csv, or a callback of your own: package.module:ClassName or file.py:ClassName."
 _OPTION = re.compile(r"-(?![\d.]+$).+")
 """The name of an option; negative numbers are values."""
 

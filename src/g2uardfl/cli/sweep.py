@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .lists import ListCommand
+from .lists import LOG_HELP, ListCommand
 
 if TYPE_CHECKING:
     from ..experiments.sweep import Sweep
@@ -67,7 +67,10 @@ def sweep(
         int | None, _option("Runs at the same time. (default: the number of cores, or 1 on a GPU)", "--jobs", "-j")
     ] = None,
     out: Annotated[Path | None, _option("Folder of the run directories. (default: runs/NAME-OF-GRID)")] = None,
-    time_limit: Annotated[float, _option("End each run after this time. (default: none)", metavar="SECONDS")] = math.inf,
+    time_limit: Annotated[
+        float, _option("End each run after this time. (default: none)", metavar="SECONDS")
+    ] = math.inf,
+    log: Annotated[list[str] | None, _option(LOG_HELP, metavar="NAME...")] = None,
     record: Annotated[bool, _option("Record the input of the defence, for g2uardfl replay.", "--record")] = False,
     dry_run: Annotated[bool, _option("List the runs and their state, and do nothing.", "--dry-run")] = False,
 ) -> None:
@@ -92,9 +95,8 @@ def sweep(
     configs = (Grid.from_file(grid) if grid else Grid({})).with_axes(axes).configs()
     place = out or Path("runs") / (grid.stem if grid else "sweep")
     on_gpu = any(config.device != "cpu" for config in configs)
-    planned = Sweep(
-        configs, place, jobs=jobs or (1 if on_gpu else os.cpu_count() or 1), record=record, time_limit=time_limit
-    )
+    jobs = jobs if jobs is not None else 1 if on_gpu else os.cpu_count() or 1
+    planned = Sweep(configs, place, jobs=jobs, record=record, time_limit=time_limit, logs=log or [])
     if dry_run:
         _list(planned)
     else:

@@ -55,7 +55,9 @@ class SweepProgress:
         self._all = self._bars.add_task("all rounds", total=self._rounds, note="")
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._bars.stop()
 
     def on_round(self, job: Job, record: dict[str, Any]) -> None:
@@ -66,15 +68,18 @@ class SweepProgress:
         self._left[job.path] = job.config.rounds - record["round"]
         if job.path not in self._running:
             self._running[job.path] = self._bars.add_task(job.path.name, total=job.config.rounds, note="")
-        scores = {} if record["acc"] is None else {"note": _scores(record)}
-        self._bars.update(self._running[job.path], completed=record["round"], **scores)
+        self._bars.update(self._running[job.path], completed=record["round"])
+        if record["acc"] is not None:
+            self._bars.update(self._running[job.path], note=_scores(record))
         self._show_all()
         if not self._console.is_terminal and time.monotonic() - self._printed > _QUIET_SECONDS:
             self._print(f"{self._rounds - self._total_left()} of {self._rounds} rounds")
 
     def on_finished(self, job: Job, summary: dict[str, Any]) -> None:
         """Print the results of the run."""
-        early = f" after round {summary['rounds']}, because {summary['ended_early']}" if "ended_early" in summary else ""
+        early = (
+            f" after round {summary['rounds']}, because {summary['ended_early']}" if "ended_early" in summary else ""
+        )
         self._end(job, f"{_scores(summary)}{early}")
 
     def on_failed(self, job: Job, error: str) -> None:

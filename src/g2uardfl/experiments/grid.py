@@ -15,7 +15,7 @@ from ..core.settings import build
 from ..simulation.config import RunConfig, parse_value, read_values, with_setting
 
 Axes = Mapping[str, Sequence[Any]]
-"""Name of a setting -> its values. Names are those of `--set`: fields of `RunConfig`, `defense.KEY`, `attack.KEY`, ..."""
+"""Name of a setting -> its values. Names are those of `--set`: fields of `RunConfig`, `defense.KEY`, ..."""
 
 _NAMED = ("task", "attack", "defense")
 """The settings that are names, to which settings can be appended."""

@@ -14,6 +14,7 @@ from ..simulation.config import RunConfig
 from ..simulation.directory import RunDirectory, resumed
 from ..simulation.recorder import Recorder
 from ..simulation.run import Callback, Record, Simulation
+from .trackers import create_all
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class Job:
     """Whether to record the input of the defence (`record.npz`)."""
     time_limit: float = math.inf
     """The run ends after the first evaluated round that ends later than this, in seconds."""
+    logs: tuple[str, ...] = ()
+    """Trackers and callbacks, as in `g2uardfl run --log`."""
 
     @property
     def is_finished(self) -> bool:
@@ -37,7 +40,7 @@ class Job:
     def execute(self, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
         """Run the remaining rounds and return the summary. `Interrupted` if a callback has stopped the run."""
         simulation, directory = self._restored()
-        callbacks = [directory, _TimeLimit(self.time_limit), *callbacks]
+        callbacks = [directory, _TimeLimit(self.time_limit), *create_all(self.logs), *callbacks]
         if self.record:
             callbacks.append(Recorder(self.path))
         return simulation.run(callbacks)

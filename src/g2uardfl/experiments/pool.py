@@ -6,7 +6,7 @@ import os
 import traceback
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import connection
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -77,10 +77,8 @@ class Pool:
         """Start no more jobs, and stop each run after its current round; safe to call in a signal handler."""
         self._waiting.clear()
         for worker in list(self._busy):
-            try:
+            with suppress(G2uardFLError):  # the process has ended, which `run` will notice
                 worker.send(_STOP)
-            except G2uardFLError:
-                continue  # the process has ended, which `run` will notice
 
     def _start(self, job: Job) -> None:
         if not self._idle:

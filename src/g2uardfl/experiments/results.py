@@ -16,7 +16,7 @@ from ..simulation.config import RunConfig
 from ..simulation.directory import FinishedRun
 from ..simulation.naming import PROFILE, attack_name, defense_name, differing, task_name
 
-_NAMED = {"task": task_name, "attack": attack_name, "defense": defense_name}
+NAMED = {"task": task_name, "attack": attack_name, "defense": defense_name}
 """The settings that are names, and how they are shown."""
 _MACHINE = ("device", "data_dir", "checkpoint_every", "workers", "engine")
 """Settings that say how a run was executed and not what it is."""
@@ -88,11 +88,11 @@ def shown_settings(configs: Sequence[RunConfig], *, with_seed: bool = False) -> 
     """
     found = differing(configs, ignored=_MACHINE if with_seed else ("seed", "defense.seed", *_MACHINE))
     columns: dict[str, list[Any]] = {}
-    for key, shown in _NAMED.items():
+    for key, shown in NAMED.items():
         names = [shown(config) for config in configs]
         if len(set(names)) > 1:
             columns[key] = names
-    columns |= {key: values for key, values in found.items() if key not in (*_NAMED, PROFILE)}
+    columns |= {key: values for key, values in found.items() if key not in (*NAMED, PROFILE)}
     return [{key: values[index] for key, values in columns.items()} for index in range(len(configs))]
 
 
@@ -115,7 +115,7 @@ def grouped(runs: Sequence[FinishedRun], *, by_seed: bool = False) -> list[Group
 
 def _rank(group: Group) -> tuple[Any, ...]:
     config = group.runs[0].config
-    others = [_comparable(value) for key, value in group.settings.items() if key not in _NAMED]
+    others = [_comparable(value) for key, value in group.settings.items() if key not in NAMED]
     named = ((config.task, tasks.names()), (config.attack, attacks.names()), (config.defense, aggregators.names()))
     return (*((_position(name, known), name) for name, known in named), defense_name(config), others)
 

@@ -15,7 +15,7 @@ from ..simulation.metrics import figures
 from ..simulation.naming import run_name
 from ..simulation.run import Callback, Record, Simulation
 from . import trackers
-from .tables import RunTables
+from .tables import RunData, RunTables
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,7 +60,7 @@ class Run:
     @cached_property
     def tables(self) -> RunTables:
         """The run as tables by run, round and verdict."""
-        return RunTables([self])
+        return RunTables([RunData(self.path, self.config, self.records, self.summary)])
 
     @property
     def rounds(self) -> pd.DataFrame:

@@ -15,13 +15,16 @@ from typing import Any
 
 from .. import tasks
 from ..core.errors import ConfigError
+from ..simulation.central import Progress
 from ..simulation.checkpoint import config_digest
 from ..simulation.config import RunConfig
-from ..simulation.naming import attack_name, defense_name, differing, task_name
+from ..simulation.naming import attack_name, defense_name
 from ..simulation.run import Simulation
-from ..simulation.start import Progress, converged_start
+from ..simulation.start import converged_start
+from . import trackers
 from .job import Job
 from .pool import Observer, Pool
+from .results import NAMED, shown_settings
 
 _HASH_LENGTH = 8
 _NAME_LENGTH = 120
@@ -43,6 +46,8 @@ class Sweep:
         Whether to record the input of the defence in each run (default: False).
     time_limit
         Seconds after which a run ends early (default: no limit).
+    logs
+        Trackers and callbacks, as in `g2uardfl run --log` (default: none).
 
     Attributes
     ----------
@@ -58,11 +63,13 @@ class Sweep:
         jobs: int = 1,
         record: bool = False,
         time_limit: float = math.inf,
+        logs: Sequence[str] = (),
     ) -> None:
         if jobs < 1:
             raise ConfigError(f"jobs={jobs} is not allowed: use at least 1")
-        options = {"record": record, "time_limit": time_limit}
-        self.runs = [Job(config, path, **options) for path, config in plan(configs, Path(out)).items()]
+        trackers.create_all(logs)  # an unknown name is an error now, not in each run
+        planned = plan(configs, Path(out))
+        self.runs = [Job(config, path, record, time_limit, tuple(logs)) for path, config in planned.items()]
         self.unfinished = [run for run in self.runs if not run.is_finished]
         self.jobs = jobs
         self._pool: Pool | None = None
@@ -115,15 +122,18 @@ def plan(configs: Sequence[RunConfig], out: Path) -> dict[Path, RunConfig]:
 
 
 def _names(configs: Sequence[RunConfig]) -> list[str]:
-    """The name of each run: task, attack and defence, and whatever else differs."""
-    others = differing(configs, ignored=("task", "attack", "defense", "defense.profile"))
-    names = []
-    for index, config in enumerate(configs):
-        parts = [task_name(config), attack_name(config), defense_name(config)]
-        parts += [f"{key}={values[index]}" for key, values in others.items() if values[index] is not None]
-        name = "-".join(parts).replace(" ", "-")
-        names.append(re.sub(r"[^\w.=-]+", "_", name).replace("_-", "-").rstrip("_")[:_NAME_LENGTH])
-    return names
+    """The name of each run: its settings that differ; attack and defence where nothing differs."""
+    settings = shown_settings(configs, with_seed=True)
+    if not settings[0]:
+        settings = [{"attack": attack_name(configs[0]), "defense": defense_name(configs[0])}]
+    return [
+        "-".join(
+            re.sub(r"[^\w.=-]+", "_", str(value) if key in NAMED else f"{key}={value}").strip("_")
+            for key, value in one.items()
+            if value is not None
+        )[:_NAME_LENGTH]
+        for one in settings
+    ]
 
 
 def _resolved(config: RunConfig) -> RunConfig:

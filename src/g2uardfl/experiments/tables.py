@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,16 @@ if TYPE_CHECKING:
 DECISIONS = ("accepted", "held_out", "malicious", "invalid")
 
 
+@dataclass(frozen=True)
+class RunData:
+    """What tables need of a run; a `FinishedRun` has it, too."""
+
+    path: Path | None
+    config: RunConfig
+    rounds: list[dict[str, Any]]
+    summary: dict[str, Any]
+
+
 class RunTables:
     """Tables of runs. A share is between 0 and 1; a value that is not defined is missing (NaN).
 
@@ -30,7 +41,7 @@ class RunTables:
     Parameters
     ----------
     runs
-        Finished runs: objects with `path`, `config`, `rounds` (the records) and `summary`.
+        Finished runs.
     unfinished
         Run directories that were left out (default: none).
 
@@ -40,13 +51,18 @@ class RunTables:
         Run directories that were left out, because the run is not finished.
     """
 
-    def __init__(self, runs: Sequence[FinishedRun], unfinished: Sequence[Path] = ()) -> None:
+    def __init__(self, runs: Sequence[FinishedRun | RunData], unfinished: Sequence[Path] = ()) -> None:
         self.unfinished = list(unfinished)
         self._runs = list(runs)
         self._pandas = _pandas()
         differing = shown_settings([run.config for run in runs])
         self._keys = [
-            {"run": str(run.path), **_names(run.config), "seed": run.config.seed, **_without(settings, _NAMES)}
+            {
+                "run": "" if run.path is None else str(run.path),
+                **_names(run.config),
+                "seed": run.config.seed,
+                **_without(settings, _NAMES),
+            }
             for run, settings in zip(runs, differing, strict=True)
         ]
 
@@ -74,7 +90,9 @@ class RunTables:
             for record in run.rounds:
                 attacking = {str(client) for client in record["attacking"]}
                 decisions = [verdict["decision"] for verdict in record["verdicts"].values()]
-                refused = {name for name, verdict in record["verdicts"].items() if verdict["decision"] in DECISIONS[1:3]}
+                refused = {
+                    name for name, verdict in record["verdicts"].items() if verdict["decision"] in DECISIONS[1:3]
+                }
                 rows.append(
                     {
                         **key,

@@ -16,7 +16,7 @@ from typing import Any
 
 from ..core.errors import ConfigError
 from ..core.registry import Registry
-from ..simulation.metrics import Detections
+from ..simulation.metrics import DetectionRates
 from ..simulation.naming import flat_settings
 from ..simulation.run import Callback, Record, Simulation
 
@@ -45,7 +45,8 @@ class Tracker(Callback):
 
     def on_start(self, simulation: Simulation) -> None:
         """Open the log; a resumed run continues its own."""
-        self._detections = Detections(simulation.config.defend_from)
+        self._rates = DetectionRates()
+        self._defend_from = simulation.config.defend_from
         self.open(simulation)
         for record in simulation.records:
             self.resumed(record["round"], self._values(record))
@@ -66,7 +67,7 @@ class Tracker(Callback):
     def write(self, number: int, values: Mapping[str, float]) -> None:
         """Write the values of a round."""
 
-    def resumed(self, number: int, values: Mapping[str, float]) -> None:  # noqa: B027 - most logs have them already
+    def resumed(self, number: int, values: Mapping[str, float]) -> None:
         """Called on a resume for each round that was finished before."""
 
     @abstractmethod
@@ -74,14 +75,15 @@ class Tracker(Callback):
         """Write the figures of the whole run, and close the log."""
 
     def _values(self, record: Record) -> dict[str, float]:
-        self._detections.add(record)
+        if record["round"] >= self._defend_from:
+            self._rates.add(record)
         refused = sum(verdict["decision"] != "accepted" for verdict in record["verdicts"].values())
         return _numbers(
             {
                 "acc": record["acc"],
                 "asr": record["asr"],
                 "refused": refused,
-                **{f"detection/{name}": value for name, value in self._detections.as_dict().items()},
+                **{f"detection/{name}": value for name, value in self._rates.as_dict().items()},
                 **{f"seconds/{name}": value for name, value in record["seconds"].items()},
             }
         )
@@ -161,7 +163,7 @@ class MLflow(Tracker):
         found = self._client.get_experiment_by_name(PROJECT)
         experiment = found.experiment_id if found else self._client.create_experiment(PROJECT)
         tags = {"g2uardfl.directory": str(folder)}
-        earlier = []
+        earlier: list[Any] = []
         if simulation.records:
             earlier = self._client.search_runs([experiment], f"tags.`g2uardfl.directory` = '{folder}'", max_results=1)
         self._run = (earlier or [self._client.create_run(experiment, tags=tags, run_name=folder.name)])[0].info.run_id
@@ -194,7 +196,8 @@ class CSV(Tracker):
     def write(self, number: int, values: Mapping[str, float]) -> None:
         """Append a line."""
         if not self._columns:
-            self._columns = ["acc", "asr", "refused", *_RATES, *(name for name in values if name.startswith("seconds/"))]
+            seconds = (name for name in values if name.startswith("seconds/"))
+            self._columns = ["acc", "asr", "refused", *_RATES, *seconds]
             self._writer.writerow(["round", *self._columns])
         self._writer.writerow([number, *(values.get(name) for name in self._columns)])
         self._file.flush()

@@ -52,6 +52,7 @@ class RunDirectory(Callback):
 
     def on_start(self, simulation: Simulation) -> None:
         """Write the config, and open `rounds.jsonl` with the rounds up to the checkpoint the run resumes from."""
+        simulation.path = self.path
         with self._writing():
             (self.path / "config.toml").write_text(simulation.config.to_toml(), encoding="utf-8")
             _write_lines(self.path / "rounds.jsonl", [json.dumps(record) for record in simulation.records])

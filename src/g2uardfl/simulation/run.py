@@ -8,6 +8,7 @@ from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from ..core.errors import ConfigError, G2uardFLError
 from ..core.threads import one_thread
 from ..training.engine import Engine, make_engine
 from ..training.local import Job, Recipe, share_predicted
+from .central import Progress
 from .checkpoint import Checkpoint
 from .config import RunConfig
 from .environment import environment, peak_memory
@@ -29,7 +31,7 @@ from .metrics import summarise
 from .samples import FederatedSamples
 from .schedule import Schedule, torch_generator
 from .server import SimulatedServer, for_as_many_steps
-from .start import Progress, start_weights
+from .start import start_weights
 
 Record = dict[str, Any]
 """The JSON object of one round in `rounds.jsonl`."""
@@ -78,6 +80,8 @@ class Simulation:
         Set this to True to stop the run after the current round; it is not finished, and can be resumed.
     ended_early
         Why the run ends before its last round; empty if it does not.
+    path
+        The run directory, if there is one.
     """
 
     samples: FederatedSamples
@@ -110,6 +114,7 @@ class Simulation:
         self.attacking: list[int] = []
         self.stop_asked = False
         self.ended_early = ""
+        self.path: Path | None = None
 
     def run(self, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
         """Run all remaining rounds and return the summary."""
