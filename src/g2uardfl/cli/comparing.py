@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ..experiments.results import Group
+
+
+_GAP = 2
+"""Spaces between two columns of a table."""
 
 
 def register(app: typer.Typer) -> None:
@@ -78,17 +83,20 @@ def print_groups(console: Console, groups: Sequence[Group], figures: dict[str, s
     from ..experiments.comparison import text_table
 
     headings, rows = text_table(groups, figures)
-    words = len(groups[0].settings)
-    waiting = list(range(words + 1, len(headings)))
+    widths = [
+        max(min(10, len(heading)), *map(len, heading.split()), *(len(row[column]) for row in rows)) + _GAP
+        for column, heading in enumerate(headings)
+    ]
+    fixed = len(groups[0].settings) + 1
+    waiting = list(range(fixed, len(headings)))
     while waiting:
-        for count in range(len(waiting), 0, -1):
-            table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-            shown = [*range(words + 1), *waiting[:count]]
-            for column in shown:
-                longest = max(len(text) for text in (*headings[column].split(), *(row[column] for row in rows)))
-                table.add_column(headings[column], justify="left" if column < words else "right", min_width=longest)
-            if console.measure(table, options=console.options.update(max_width=10_000)).minimum <= console.width:
-                break
+        totals = itertools.accumulate((widths[column] for column in waiting), initial=sum(widths[:fixed]) - _GAP)
+        count = max(1, sum(total <= console.width for total in totals) - 1)
+        shown = [*range(fixed), *waiting[:count]]
+        table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0))
+        for column in shown:
+            justify: Literal["left", "right"] = "left" if column < fixed - 1 else "right"
+            table.add_column(headings[column], justify=justify, width=widths[column] - _GAP)
         for row in rows:
             table.add_row(*(row[column] for column in shown))
         console.print(table)

@@ -100,7 +100,7 @@ class SweepProgress:
         left = self._total_left()
         estimate = ""
         if left and self._done:
-            estimate = f", about {duration((self._printed - self._began) / self._done * left)} left"
+            estimate = f" (about {duration((self._printed - self._began) / self._done * left)} left)"
         self._bars.console.print(text + estimate, highlight=False, markup=False, soft_wrap=True)
 
     def _show_all(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import glob
 import os
 import statistics
@@ -15,11 +16,16 @@ from ..core.errors import ConfigError, StateError
 from ..simulation.config import RunConfig
 from ..simulation.directory import FinishedRun
 from ..simulation.naming import PROFILE, attack_name, defense_name, differing, task_name
+from ..tasks.base import TrainingDefaults
 
 NAMED = {"task": task_name, "attack": attack_name, "defense": defense_name}
 """The settings that are names, and how they are shown."""
 _MACHINE = ("device", "data_dir", "checkpoint_every", "workers", "engine")
 """Settings that say how a run was executed and not what it is."""
+
+
+_FROM_TASK = ("model", *(item.name for item in dataclasses.fields(TrainingDefaults)))
+"""Settings that have the task's value unless another is given."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,8 @@ def read_runs(paths: Iterable[str | Path]) -> tuple[list[FinishedRun], list[Path
 def shown_settings(configs: Sequence[RunConfig], *, with_seed: bool = False) -> list[dict[str, Any]]:
     """The settings of each run in which the runs differ; names are those shown to readers.
 
+    Settings that differ only because tasks or numbers of rounds do are left out.
+
     Parameters
     ----------
     configs
@@ -92,7 +100,10 @@ def shown_settings(configs: Sequence[RunConfig], *, with_seed: bool = False) -> 
         names = [shown(config) for config in configs]
         if len(set(names)) > 1:
             columns[key] = names
-    columns |= {key: values for key, values in found.items() if key not in (*NAMED, PROFILE)}
+    follows = {key for key in _FROM_TASK if _is_function(found.get(key, []), [config.task for config in configs])}
+    if all(config.attack_until == config.rounds for config in configs):
+        follows.add("attack_until")
+    columns |= {key: values for key, values in found.items() if key not in (*NAMED, PROFILE, *follows)}
     return [{key: values[index] for key, values in columns.items()} for index in range(len(configs))]
 
 
@@ -111,6 +122,11 @@ def grouped(runs: Sequence[FinishedRun], *, by_seed: bool = False) -> list[Group
         groups.setdefault(repr(settings), (settings, []))[1].append(run)
     found = [Group(settings, tuple(members)) for settings, members in groups.values()]
     return sorted(found, key=_rank)
+
+
+def _is_function(values: Sequence[Any], of: Sequence[str]) -> bool:
+    """Whether equal names have equal values."""
+    return len(set(zip(of, map(repr, values), strict=False))) == len(set(of))
 
 
 def _rank(group: Group) -> tuple[Any, ...]:
