@@ -23,7 +23,7 @@ def test_version_prints_the_version(cli):
 @pytest.mark.parametrize(
     "command",
     [
-        [], ["demo"], ["run"], ["report"], ["resume"], ["compare"], ["pretrain"], ["list"], ["replay"],
+        [], ["demo"], ["run"], ["report"], ["resume"], ["compare"], ["sweep"], ["pretrain"], ["list"], ["replay"],
         ["data"], ["data", "status"], ["data", "verify"], ["data", "fetch"], ["data", "import"],
     ],
 )  # fmt: skip
@@ -87,7 +87,7 @@ def test_the_config_file_of_a_run_repeats_it(cli, finished_run, tmp_path):
 def test_report_and_compare_write_pages(cli, finished_run, tmp_path):
     assert cli("report", finished_run, finished_run, "--out", "both.html").status == 0
     assert (tmp_path / "both.html").read_text().count('<details class="run"') == 2
-    assert str(finished_run) in cli("compare", finished_run).stdout.replace("\n", "")
+    assert "black_box  g2uardfl" in cli("compare", finished_run).stdout
     assert (tmp_path / "compare.html").exists()
 
 

@@ -45,6 +45,7 @@ def test_runs_are_grouped_over_seeds_by_whatever_else_differs(tmp_path):
     for group in groups:
         assert group.mean("asr") == pytest.approx(0.3)
         assert group.deviation("asr") == pytest.approx(0.2 / math.sqrt(2))
+    assert shown_settings([RunConfig(), RunConfig(seed=1)]) == 2 * [{"attack": "none", "defense": "fedavg"}]
     assert len(grouped(read_runs([tmp_path])[0], by_seed=True)) == 6
 
 

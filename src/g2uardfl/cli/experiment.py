@@ -172,8 +172,6 @@ def _finish(simulation: Simulation, directory: RunDirectory, log: Sequence[str],
     console.print(f"Run directory: {place}   Report: {page}")
 
 
-
-
 def pretrain(
     task: Annotated[str, typer.Option(help="Learning problem (see: g2uardfl list tasks).")],
     model: Annotated[str | None, typer.Option(help="One of the task's models.", show_default="the first")] = None,

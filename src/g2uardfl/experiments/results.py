@@ -85,7 +85,8 @@ def read_runs(paths: Iterable[str | Path]) -> tuple[list[FinishedRun], list[Path
 def shown_settings(configs: Sequence[RunConfig], *, with_seed: bool = False) -> list[dict[str, Any]]:
     """The settings of each run in which the runs differ; names are those shown to readers.
 
-    Settings that differ only because tasks or numbers of rounds do are left out.
+    Settings that differ only because tasks or numbers of rounds do are left out. Where nothing differs, attack and
+    defence are shown.
 
     Parameters
     ----------
@@ -95,15 +96,14 @@ def shown_settings(configs: Sequence[RunConfig], *, with_seed: bool = False) -> 
         Whether seeds are among the settings (default: False).
     """
     found = differing(configs, ignored=_MACHINE if with_seed else ("seed", "defense.seed", *_MACHINE))
-    columns: dict[str, list[Any]] = {}
-    for key, shown in NAMED.items():
-        names = [shown(config) for config in configs]
-        if len(set(names)) > 1:
-            columns[key] = names
+    columns: dict[str, list[Any]] = {key: [shown(config) for config in configs] for key, shown in NAMED.items()}
+    columns = {key: names for key, names in columns.items() if len(set(names)) > 1}
     follows = {key for key in _FROM_TASK if _is_function(found.get(key, []), [config.task for config in configs])}
     if all(config.attack_until == config.rounds for config in configs):
         follows.add("attack_until")
     columns |= {key: values for key, values in found.items() if key not in (*NAMED, PROFILE, *follows)}
+    if not columns:
+        columns = {key: [NAMED[key](config) for config in configs] for key in ("attack", "defense")}
     return [{key: values[index] for key, values in columns.items()} for index in range(len(configs))]
 
 

@@ -124,8 +124,6 @@ def plan(configs: Sequence[RunConfig], out: Path) -> dict[Path, RunConfig]:
 def _names(configs: Sequence[RunConfig]) -> list[str]:
     """The name of each run: its settings that differ; attack and defence where nothing differs."""
     settings = shown_settings(configs, with_seed=True)
-    if not settings[0]:
-        settings = [{"attack": attack_name(configs[0]), "defense": defense_name(configs[0])}]
     return [
         "-".join(
             re.sub(r"[^\w.=-]+", "_", str(value) if key in NAMED else f"{key}={value}").strip("_")

@@ -61,7 +61,7 @@ class RunDirectory(Callback):
             write_checkpoint(self.path / CHECKPOINTS, simulation.config, simulation.checkpoint())
 
     def on_round(self, simulation: Simulation, record: dict[str, Any]) -> None:
-        """Append the record; write a checkpoint if one is due or the run is about to stop."""
+        """Append the record; write a checkpoint if one is due."""
         done = record["round"]
         if self._rounds is not None:
             with self._writing():
@@ -69,8 +69,12 @@ class RunDirectory(Callback):
                 self._rounds.flush()
                 os.fsync(self._rounds.fileno())
         config = simulation.config
-        if simulation.stop_asked or done % config.checkpoint_every == 0 or done == config.rounds:
+        if done % config.checkpoint_every == 0 or done == config.rounds:
             write_checkpoint(self.path / CHECKPOINTS, simulation.config, simulation.checkpoint())
+
+    def on_stop(self, simulation: Simulation) -> None:
+        """Write a checkpoint of the last round."""
+        write_checkpoint(self.path / CHECKPOINTS, simulation.config, simulation.checkpoint())
 
     def on_end(self, simulation: Simulation, summary: dict[str, Any]) -> None:
         """Write the final model and the summary."""

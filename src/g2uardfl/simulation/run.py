@@ -46,6 +46,9 @@ class Callback:
     def on_round(self, simulation: Simulation, record: Record) -> None:
         """Called after each round."""
 
+    def on_stop(self, simulation: Simulation) -> None:
+        """Called when the run stops before its last round, on request; it can be resumed."""
+
     def on_end(self, simulation: Simulation, summary: dict[str, Any]) -> None:
         """Called after the last round."""
 
@@ -130,6 +133,8 @@ class Simulation:
                 if self.ended_early and self.records[-1]["acc"] is not None:
                     break
                 if self.stop_asked and round_number < self.config.rounds:
+                    for callback in callbacks:
+                        callback.on_stop(self)
                     raise Interrupted(f"stopped after round {round_number} of {self.config.rounds}")
         finally:
             self.engine.close()
