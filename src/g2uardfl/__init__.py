@@ -16,9 +16,9 @@ from ._version import __version__
 if TYPE_CHECKING:
     from . import aggregators, attacks, tasks
     from .aggregators.base import AggregationResult, Aggregator, Verdict
+    from .api import Run, simulate
     from .core.errors import ConfigError, DataError, G2uardFLError, StateError
     from .defense.g2uardfl import G2uardFL
-    from .experiments.simulate import Run, simulate
     from .experiments.tables import RunTables, load_runs
     from .simulation.run import Callback
 
@@ -50,12 +50,12 @@ _MODULES = {
     "DataError": ".core.errors",
     "G2uardFL": ".defense.g2uardfl",
     "G2uardFLError": ".core.errors",
-    "Run": ".experiments.simulate",
+    "Run": ".api",
     "RunTables": ".experiments.tables",
     "StateError": ".core.errors",
     "Verdict": ".aggregators.base",
     "load_runs": ".experiments.tables",
-    "simulate": ".experiments.simulate",
+    "simulate": ".api",
 }
 """Public name -> the module that defines it."""
 

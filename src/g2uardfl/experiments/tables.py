@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,16 +19,6 @@ if TYPE_CHECKING:
     from ..simulation.directory import FinishedRun
 
 DECISIONS = ("accepted", "held_out", "malicious", "invalid")
-
-
-@dataclass(frozen=True)
-class RunData:
-    """What tables need of a run; a `FinishedRun` has it, too."""
-
-    path: Path | None
-    config: RunConfig
-    rounds: list[dict[str, Any]]
-    summary: dict[str, Any]
 
 
 class RunTables:
@@ -51,14 +40,14 @@ class RunTables:
         Run directories that were left out, because the run is not finished.
     """
 
-    def __init__(self, runs: Sequence[FinishedRun | RunData], unfinished: Sequence[Path] = ()) -> None:
+    def __init__(self, runs: Sequence[FinishedRun], unfinished: Sequence[Path] = ()) -> None:
         self.unfinished = list(unfinished)
         self._runs = list(runs)
         self._pandas = _pandas()
         differing = shown_settings([run.config for run in runs])
         self._keys = [
             {
-                "run": "" if run.path is None else str(run.path),
+                "run": str(run.path),
                 **_names(run.config),
                 "seed": run.config.seed,
                 **_without(settings, _NAMES),

@@ -167,6 +167,13 @@ class FinishedRun:
         except ValueError as error:
             raise StateError(f"{self.path} is damaged: {error}") from error
 
+    @classmethod
+    def of(cls, path: Path, config: RunConfig, rounds: list[dict[str, Any]], summary: dict[str, Any]) -> FinishedRun:
+        """A run from the contents of its files, which need not exist."""
+        run = cls.__new__(cls)
+        run.path, run.config, run.rounds, run.summary = path, config, rounds, summary
+        return run
+
     @property
     def attackers(self) -> set[str]:
         """The clients that attacked in at least one round, by the ids that verdicts use."""

@@ -8,18 +8,36 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core.settings import build
-from ..simulation.config import RunConfig
-from ..simulation.directory import RunDirectory
-from ..simulation.metrics import figures
-from ..simulation.naming import run_name
-from ..simulation.run import Callback, Record, Simulation
-from . import trackers
-from .tables import RunData, RunTables
+from .core.settings import build
+from .experiments import trackers
+from .experiments.tables import RunTables
+from .report.curves import grouped, rates
+from .report.figures import write_figures
+from .report.page import svg
+from .simulation.config import RunConfig
+from .simulation.directory import FinishedRun, RunDirectory
+from .simulation.naming import run_name
+from .simulation.run import Callback, Record, Simulation
 
 if TYPE_CHECKING:
     import pandas as pd
     from torch import Tensor
+
+    from .report.charts import Figure
+
+
+class Plot:
+    """Figures of a run, which a notebook shows."""
+
+    def __init__(self, figures: Sequence[Figure]) -> None:
+        self.figures = list(figures)
+
+    def _repr_html_(self) -> str:
+        return "".join(svg(figure) for figure in self.figures)
+
+    def save(self, folder: str | Path, kind: str = "svg") -> list[Path]:
+        """Write each figure to a file in `folder`, as "svg" or "pdf" (default: "svg"); return the files."""
+        return write_figures(self.figures, folder, kind)
 
 
 class Run:
@@ -39,17 +57,11 @@ class Run:
         The run directory; None if there is none.
     """
 
-    def __init__(
-        self,
-        config: RunConfig,
-        records: Sequence[Record],
-        summary: Mapping[str, Any],
-        weights: Mapping[str, Tensor],
-        path: Path | None = None,
-    ) -> None:
-        self.config = config
-        self.records = list(records)
-        self.summary = dict(summary)
+    def __init__(self, finished: FinishedRun, weights: Mapping[str, Tensor], path: Path | None) -> None:
+        self._finished = finished
+        self.config = finished.config
+        self.records = finished.rounds
+        self.summary = finished.summary
         self.weights = dict(weights)
         self.path = path
 
@@ -60,7 +72,7 @@ class Run:
     @cached_property
     def tables(self) -> RunTables:
         """The run as tables by run, round and verdict."""
-        return RunTables([RunData(self.path, self.config, self.records, self.summary)])
+        return RunTables([self._finished])
 
     @property
     def rounds(self) -> pd.DataFrame:
@@ -75,28 +87,11 @@ class Run:
     @property
     def figures(self) -> dict[str, float | None]:
         """The figures of tables by heading, shares in percent; None where a rate is not defined."""
-        return figures(self.summary)
+        return self._finished.figures
 
-    def plot(self) -> Any:
-        """ACC and ASR over the rounds as a Plotly figure."""
-        from plotly.subplots import make_subplots
-
-        start = {"round": 0, **self.summary["start"]}
-        evaluated = [start, *(record for record in self.records if record["acc"] is not None)]
-        figure = make_subplots(rows=1, cols=2, subplot_titles=("ACC %", "ASR %"))
-        for column, name in enumerate(("acc", "asr"), start=1):
-            figure.add_scatter(
-                x=[record["round"] for record in evaluated],
-                y=[100 * record[name] for record in evaluated],
-                mode="lines",
-                name=name.upper(),
-                row=1,
-                col=column,
-            )
-        figure.update_xaxes(title="round")
-        figure.update_yaxes(range=(-2, 102))
-        figure.update_layout(title=run_name(self.config), showlegend=False)
-        return figure
+    def plot(self) -> Plot:
+        """ACC and ASR over the rounds."""
+        return Plot(rates(grouped([self._finished])))
 
 
 def simulate(
@@ -217,7 +212,8 @@ def simulate(
     if path is not None:
         used.insert(0, RunDirectory(path, overwrite=overwrite))
     summary = simulation.run(used)
-    return Run(simulation.config, simulation.records, summary, simulation.weights, path)
+    finished = FinishedRun.of(path or Path(), simulation.config, simulation.records, summary)
+    return Run(finished, simulation.weights, path)
 
 
 class _EarlyStop(Callback):
