@@ -58,7 +58,7 @@ def timeless_summary(run: Path) -> dict[str, Any]:
 def write_run(path: Path, records: list[dict[str, Any]] | None = None, **settings: Any) -> Path:
     """Write a run directory without training: `records` (default: one round), and their summary."""
     config = RunConfig(**settings)
-    records = records or [round_record(1)]
+    records = records or [round_record(1, c1="accepted")]
     summary = {**summarise(records, config.defend_from), "seed": config.seed, "start": {"acc": 0.9, "asr": 0.0}}
     path.mkdir(parents=True)
     (path / "config.toml").write_text(config.to_toml())
