@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .core.settings import build
 from .experiments import trackers
 from .experiments.tables import RunTables
-from .report.curves import grouped, rates
-from .report.figures import write_figures
-from .report.page import svg
+from .report.figures import Drawing, draw_rates
 from .simulation.config import RunConfig
 from .simulation.directory import FinishedRun, RunDirectory
 from .simulation.naming import run_name
@@ -22,22 +20,6 @@ from .simulation.run import Callback, Record, Simulation
 if TYPE_CHECKING:
     import pandas as pd
     from torch import Tensor
-
-    from .report.charts import Figure
-
-
-class Plot:
-    """Figures of a run, which a notebook shows."""
-
-    def __init__(self, figures: Sequence[Figure]) -> None:
-        self.figures = list(figures)
-
-    def _repr_html_(self) -> str:
-        return "".join(svg(figure) for figure in self.figures)
-
-    def save(self, folder: str | Path, kind: str = "svg") -> list[Path]:
-        """Write each figure to a file in `folder`, as "svg" or "pdf" (default: "svg"); return the files."""
-        return write_figures(self.figures, folder, kind)
 
 
 class Run:
@@ -89,9 +71,9 @@ class Run:
         """The figures of tables by heading, shares in percent; None where a rate is not defined."""
         return self._finished.figures
 
-    def plot(self) -> Plot:
-        """ACC and ASR over the rounds."""
-        return Plot(rates(grouped([self._finished])))
+    def plot(self) -> Drawing:
+        """ASR and ACC over the rounds: a figure that notebooks show, with `save(path)` for SVG and PDF files."""
+        return draw_rates(self.config, self.records, self.summary)
 
 
 def simulate(

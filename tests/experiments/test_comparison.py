@@ -17,7 +17,9 @@ def runs(tmp_path):
     for seed in (0, 1):
         record = round_record(1, acc=0.9 - 0.1 * seed, asr=0.1 + 0.1 * seed, m1="malicious", c1="accepted")
         write_run(tmp_path / f"runs/flame{seed}", [record], defense="flame", attack="black_box", seed=seed)
-        write_run(tmp_path / f"runs/fedavg{seed}", [round_record(1, asr=0.0, c1="accepted")], attack="black_box", seed=seed)
+        write_run(
+            tmp_path / f"runs/fedavg{seed}", [round_record(1, asr=0.0, c1="accepted")], attack="black_box", seed=seed
+        )
     return "runs"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import signal
 import time
 from collections.abc import Iterator
@@ -80,6 +79,7 @@ def sweep(
 
     Example: g2uardfl sweep --attack black_box pgd --defense fedavg flame g2uardfl --seed 0 1 2 --rounds 20
     """
+    from ..core.threads import usable_cores
     from ..experiments.grid import Grid, axes_of
     from ..experiments.sweep import Sweep
 
@@ -95,7 +95,7 @@ def sweep(
     configs = (Grid.from_file(grid) if grid else Grid({})).with_axes(axes).configs()
     place = out or Path("runs") / (grid.stem if grid else "sweep")
     on_gpu = any(config.device != "cpu" for config in configs)
-    jobs = jobs if jobs is not None else 1 if on_gpu else os.cpu_count() or 1
+    jobs = jobs if jobs is not None else 1 if on_gpu else usable_cores()
     planned = Sweep(configs, place, jobs=jobs, record=record, time_limit=time_limit, logs=log or [])
     if dry_run:
         _list(planned)

@@ -55,7 +55,7 @@ def make_engine(name: str, task: Task, model: nn.Module, *, samples: float, work
     ----------
     name
         "loop", "workers", "batched" or "auto". "auto" is "batched" on a GPU if the model can be batched; on a CPU it is
-        "workers" if the run is long enough to repay starting the processes; otherwise it is "loop".
+        "workers" if the run is long enough to repay starting several processes; otherwise it is "loop".
     task, model
         What to train; `model` determines the device.
     samples
@@ -67,7 +67,8 @@ def make_engine(name: str, task: Task, model: nn.Module, *, samples: float, work
     requested = name
     if name == "auto":
         work = samples * sum(parameter.numel() for parameter in model.parameters())
-        name = ("workers" if work > MIN_WORK_FOR_PROCESSES else "loop") if on_cpu else "batched"
+        pays = work > MIN_WORK_FOR_PROCESSES and workers != 1
+        name = ("workers" if pays else "loop") if on_cpu else "batched"
     if name == "workers":
         from .workers import WorkerEngine
 
