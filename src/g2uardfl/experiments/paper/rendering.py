@@ -1,0 +1,188 @@
+"""Reproduced tables as text: Markdown, LaTeX and terminal share the rows, and a drawing shows ASR."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .results import FIGURES, Measured, Results, notable, tasks_of
+from .table import GUARD, Cell
+
+NAMES = {"mnist": "MNIST", "cifar10": "CIFAR-10", "sentiment140": "Sentiment-140", "reddit": "Reddit"}
+"""Tasks as the paper writes them."""
+SMOKE = "SMOKE RUN: too few clients, rounds and samples to mean anything"
+"""What every artefact of `--scale smoke` says."""
+_MARKS = {1: " ▲", -1: " ▼", 0: ""}
+_LATEX = {**{character: f"\\{character}" for character in "&%$#_{}"}, "²": "$^2$", "±": "$\\pm$", "—": "---",
+          "▲": "$\\blacktriangle$", "▼": "$\\blacktriangledown$", "κ": "$\\kappa$", "λ": "$\\lambda$",
+          "γ": "$\\gamma$", "`": ""}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Block:
+    """The rows of one task."""
+
+    task: str
+    """Its name as the paper writes it; empty if the table has a single task."""
+    headings: list[str]
+    rows: list[list[str]]
+    labels: int
+    """How many columns at the left are labels."""
+
+
+def blocks(results: Results) -> list[Block]:
+    """For each task one row per cell: each figure as printed, as measured, and with the `default` profile."""
+    axes = [axis for axis in results.table.axes if axis != "task"]
+    profiles = results.table.values.get("profiles")
+    columns = ["printed", "measured"] if profiles else ["printed", "measured", "`default`"]
+    headings = [*axes, *(f"{FIGURES[figure]}, {column}" for figure in results.table.figures for column in columns)]
+    found = []
+    for task, cells in tasks_of(results):
+        rows = [[*_labels(results, cell), *_figures(results, cell, len(columns) > 2)] for cell in cells]
+        found.append(Block(NAMES.get(task, task), headings, rows, len(axes)))
+    return found
+
+
+def _labels(results: Results, cell: Cell) -> list[str]:
+    return [label for axis, label in zip(results.table.axes, cell.labels, strict=True) if axis != "task"]
+
+
+def _figures(results: Results, cell: Cell, both: bool) -> list[str]:
+    first, *others = [results.measured(cell, variant) for variant in cell.variants]
+    shown = []
+    for figure in results.table.figures:
+        shown += [_printed(cell, figure), _measured(first, cell, figure)]
+        if both:
+            shown.append(_measured(others[0], cell, figure) if others else "")
+    return shown
+
+
+def _printed(cell: Cell, figure: str) -> str:
+    """The printed number, and what it should be where it contradicts the others of its cell."""
+    value = cell.printed[figure]
+    if value is None:
+        return "-"
+    if isinstance(value, str):
+        return value
+    correct = cell.recomputed.get(figure)
+    return f"{value:.2f}" if correct is None else f"{value:.2f} (recomputed: {correct:.2f})"
+
+
+def _measured(measured: Measured, cell: Cell, figure: str) -> str:
+    if not measured.runs:
+        return "missing"
+    mean, deviation = measured.mean(figure), measured.deviation(figure)
+    if mean is None:
+        return "-"
+    spread = "" if deviation is None else f" ± {deviation:.2f}"
+    return f"{mean:.2f}{spread}{_MARKS[notable(cell.printed[figure], mean)]}"
+
+
+def legend(results: Results) -> list[str]:
+    """Sentences that say what the columns are."""
+    sentences = []
+    guarded = [cell for cell in results.cells if cell.settings["defense"] == GUARD]
+    if guarded:
+        sentences.append("In rows of G²uardFL, the measured column is `profile=paper`.")
+    if any(len(cell.variants) > 1 for cell in guarded):
+        sentences.append("The last column of each figure is `profile=default`.")
+    sentences.append(
+        "ASR and ACC are means over the last tenth of the rounds, ± the standard deviation over the seeds. "
+        "▲ and ▼ mark differences of at least 5 points to the printed number."
+    )
+    if any(cell.recomputed for cell in results.cells):
+        sentences.append("Recomputed: the printed number does not follow from the others that the paper prints.")
+    return sentences
+
+
+def conclusion(results: Results) -> str:
+    """How far the measured figures of the guard agree with the printed ones, in one or two sentences."""
+    sentences = []
+    for variant in ("paper", "default"):
+        pairs = [
+            (printed, mean)
+            for cell in results.cells
+            if variant in cell.variants
+            for printed in [cell.printed.get("asr")]
+            for mean in [results.measured(cell, variant).mean("asr")]
+            if isinstance(printed, float) and mean is not None
+        ]
+        if pairs:
+            close = sum(notable(printed, mean) <= 0 for printed, mean in pairs)
+            largest = max(mean for _, mean in pairs)
+            sentences.append(
+                f"With `profile={variant}`, ASR is at most 5 points above the printed value in {close} of {len(pairs)} "
+                f"cells; the highest is {largest:.1f} %."
+            )
+    return " ".join(sentences) or "The paper prints no ASR for these cells."
+
+
+def to_markdown(results: Results, command: str) -> str:
+    """The page of a table: conclusion, table, drawing, and how it was made."""
+    table = results.table
+    lines = [f"# {table.title}", ""]
+    if _is_smoke(results):
+        lines += [f"**{SMOKE}.**", ""]
+    lines += [conclusion(results), "", _how(results, command), ""]
+    for block in blocks(results):
+        lines += [f"## {block.task}", ""] if block.task else []
+        rule = ["---"] * block.labels + ["---:"] * (len(block.headings) - block.labels)
+        lines += [f"| {' | '.join(row)} |" for row in (block.headings, rule, *block.rows)]
+        lines += [""]
+    lines += [f"![ASR]({table.name}.svg)", ""]
+    lines += [f"- {sentence}" for sentence in (*legend(results), *table.notes)]
+    return "\n".join([*lines, f"- One row for each run: [{table.name}.csv]({table.name}.csv)", ""])
+
+
+def to_latex(results: Results) -> str:
+    """A `tabular` for each task; needs the packages booktabs and amssymb."""
+
+    def line(cells: Sequence[str]) -> str:
+        return " & ".join("".join(_LATEX.get(character, character) for character in cell) for cell in cells) + " \\\\\n"
+
+    text = f"% {results.table.title}\n" + (f"% {SMOKE}\n" if _is_smoke(results) else "")
+    for block in blocks(results):
+        columns = "l" * block.labels + "r" * (len(block.headings) - block.labels)
+        head = [f"% {block.task}\n" if block.task else "", f"\\begin{{tabular}}{{{columns}}}\n\\toprule\n"]
+        text += "".join([*head, line(block.headings), "\\midrule\n", *map(line, block.rows)])
+        text += "\\bottomrule\n\\end{tabular}\n"
+    return text
+
+
+def _how(results: Results, command: str) -> str:
+    local = {"steps": "2 local steps", "epochs": "2 local epochs"}.get(results.stated("local"), results.stated("local"))
+    return (
+        f"`{command}`: {local}, {results.stated('rounds')} rounds, seeds {results.stated('seed')}, "
+        f"commit {results.stated('commit')}."
+    )
+
+
+def _is_smoke(results: Results) -> bool:
+    return any(run.scale == "smoke" for run in results.runs)
+
+
+def drawing(results: Results) -> str:
+    """An SVG with ASR of every cell: as printed, without a guard, and with both profiles; curves if there are some."""
+    from .drawing import curves, dots
+
+    banner = SMOKE if _is_smoke(results) else ""
+    if results.table.has_curves:
+        lines = {
+            f"{_name(cell.labels)}, {variant}": run.curve
+            for cell in results.cells
+            for variant in cell.variants
+            for run in results.measured(cell, variant).runs[:1]
+        }
+        return curves(lines, banner)
+    figure = "asr" if "asr" in results.table.figures else results.table.figures[0]
+    rows = []
+    for cell in results.cells:
+        printed = cell.printed[figure]
+        points = {variant or "measured": results.measured(cell, variant).mean(figure) for variant in cell.variants}
+        rows.append((_name(cell.labels), {"printed": printed if isinstance(printed, float) else None, **points}))
+    return dots(rows, FIGURES[figure], banner)
+
+
+def _name(labels: Sequence[str]) -> str:
+    return html.escape(", ".join(NAMES.get(label, label) for label in labels))

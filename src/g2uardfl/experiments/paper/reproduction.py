@@ -1,0 +1,147 @@
+"""The reproduction of a table: its runs, and the pages made of their results."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...core.errors import ConfigError
+from ...core.files import atomic_write
+from ...simulation.directory import FinishedRun
+from ..sweep import Sweep
+from . import theorem
+from .rendering import drawing, to_latex, to_markdown
+from .results import Results, RunResult
+from .table import SCALES, Cell, Table
+
+
+class Reproduction:
+    """The runs of a table at one scale.
+
+    Parameters
+    ----------
+    table
+        The table.
+    out
+        The folder of the run directories; tables share it, and runs that they have in common.
+    scale
+        "paper", or "smoke": every cell with few clients, rounds and samples (default: "smoke").
+    local
+        "steps" or "epochs": how the paper's "2 local gradient descent steps" are read (default: "steps").
+    only
+        Labels; on each axis that has one of them, the others are left out (default: all cells).
+    seeds
+        The number of seeds; None means that of the table, or 1 for a smoke run (default: None).
+    changes
+        Settings that replace those of the table (default: none).
+    jobs
+        The number of runs that are executed at the same time (default: 1).
+
+    Attributes
+    ----------
+    sweep
+        The runs and their execution.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        out: str | Path,
+        *,
+        scale: str = "smoke",
+        local: str = "steps",
+        only: Sequence[str] = (),
+        seeds: int | None = None,
+        changes: Mapping[str, Any] | None = None,
+        jobs: int = 1,
+    ) -> None:
+        _require("scale", scale, SCALES)
+        _require("local", local, tuple(table.shared["local"]))
+        self.table, self.scale, self.local = table, scale, local
+        self.cells = _selected(table, only)
+        self._keys: list[tuple[Cell, str]] = []
+        configs = []
+        for cell in self.cells:
+            for variant in cell.variants:
+                for seed in range(seeds or (1 if scale == "smoke" else cell.seeds)):
+                    self._keys.append((cell, variant))
+                    configs.append(
+                        table.config(cell, variant, scale=scale, local=local, seed=seed, changes=changes or {})
+                    )
+        self.sweep = Sweep(configs, out, jobs=jobs)
+
+    def results(self) -> Results:
+        """The results of the finished runs."""
+        runs = []
+        for (cell, variant), path in zip(self._keys, self.sweep.paths, strict=True):
+            if (path / "summary.json").exists():
+                runs.append(
+                    RunResult.of(
+                        FinishedRun(path), cell, variant,
+                        scale=self.scale, local=self.local, with_curve=self.table.has_curves,
+                    )
+                )  # fmt: skip
+        return Results(self.table, runs, self.cells)
+
+
+def write_pages(results: Results, folder: Path, command: str, checks: Sequence[theorem.Check] = ()) -> list[Path]:
+    """Write a table as Markdown, CSV, LaTeX and SVG; returns the files.
+
+    Parameters
+    ----------
+    results
+        What was measured.
+    folder
+        Where to write.
+    command
+        The command that made the results.
+    checks
+        The checks of Theorem 1 that belong to the table (default: none).
+    """
+    markdown = to_markdown(results, command) + ("\n" + theorem.to_markdown(checks) if checks else "")
+    contents = {"csv": results.to_csv(), "md": markdown, "tex": to_latex(results), "svg": drawing(results)}
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for suffix, content in contents.items():
+        written.append(folder / f"{results.table.name}.{suffix}")
+        with atomic_write(written[-1]) as file:
+            file.write(content.encode())
+    return written
+
+
+def theorem_checks(folder: Path, scale: str) -> list[theorem.Check]:
+    """The checks of Theorem 1, from a file in `folder` if it has them already."""
+    path = folder / f"theorem-{scale}.csv"
+    fields = dataclasses.fields(theorem.Check)
+    if path.exists():
+        kinds = {"str": str, "int": int, "float": float}
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+        return [theorem.Check(**{item.name: kinds[str(item.type)](row[item.name]) for item in fields}) for row in rows]
+    found = theorem.checks(scale)
+    folder.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, [item.name for item in fields], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(dataclasses.asdict(one) for one in found)
+    return found
+
+
+def _selected(table: Table, only: Sequence[str]) -> list[Cell]:
+    wanted: dict[str, set[str]] = {}
+    for label in only:
+        axes = [axis for axis, labels in table.axes.items() if label in labels]
+        if not axes:
+            known = ", ".join(label for labels in table.axes.values() for label in labels)
+            raise ConfigError(f"--only {label}: the table {table.name} has no such label; choose from {known}")
+        wanted.setdefault(axes[0], set()).add(label)
+    rules = [(list(table.axes).index(axis), labels) for axis, labels in wanted.items()]
+    return [cell for cell in table.cells if all(cell.labels[index] in labels for index, labels in rules)]
+
+
+def _require(name: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise ConfigError(f"--{name} {value}: choose one of {', '.join(known)}")
