@@ -1,8 +1,7 @@
-"""Reproduced tables as text: Markdown, LaTeX and terminal share the rows, and a drawing shows ASR."""
+"""Reproduced tables as text: Markdown, LaTeX, terminal and page share the rows."""
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -52,9 +51,10 @@ def _figures(results: Results, cell: Cell, both: bool) -> list[str]:
     first, *others = [results.measured(cell, variant) for variant in cell.variants]
     shown = []
     for figure in results.table.figures:
-        shown += [_printed(cell, figure), _measured(first, cell, figure)]
+        printed = None if results.is_smoke else cell.printed[figure]
+        shown += [_printed(cell, figure), _measured(first, figure, printed)]
         if both:
-            shown.append(_measured(others[0], cell, figure) if others else "")
+            shown.append(_measured(others[0], figure, printed) if others else "")
     return shown
 
 
@@ -69,14 +69,15 @@ def _printed(cell: Cell, figure: str) -> str:
     return f"{value:.2f}" if correct is None else f"{value:.2f} (recomputed: {correct:.2f})"
 
 
-def _measured(measured: Measured, cell: Cell, figure: str) -> str:
+def _measured(measured: Measured, figure: str, printed: float | str | None) -> str:
+    """Mean and deviation, and a mark where they differ from the printed number."""
     if not measured.runs:
         return "missing"
     mean, deviation = measured.mean(figure), measured.deviation(figure)
     if mean is None:
         return "-"
     spread = "" if deviation is None else f" ± {deviation:.2f}"
-    return f"{mean:.2f}{spread}{_MARKS[notable(cell.printed[figure], mean)]}"
+    return f"{mean:.2f}{spread}{_MARKS[notable(printed, mean)]}"
 
 
 def legend(results: Results) -> list[str]:
@@ -88,9 +89,10 @@ def legend(results: Results) -> list[str]:
     if any(len(cell.variants) > 1 for cell in guarded):
         sentences.append("The last column of each figure is `profile=default`.")
     sentences.append(
-        "ASR and ACC are means over the last tenth of the rounds, ± the standard deviation over the seeds. "
-        "▲ and ▼ mark differences of at least 5 points to the printed number."
+        "ASR and ACC are means over the last tenth of the rounds, ± the standard deviation over the seeds."
     )
+    if not results.is_smoke:
+        sentences.append("▲ and ▼ mark differences of at least 5 points to the printed number.")
     if any(cell.recomputed for cell in results.cells):
         sentences.append("Recomputed: the printed number does not follow from the others that the paper prints.")
     return sentences
@@ -98,6 +100,8 @@ def legend(results: Results) -> list[str]:
 
 def conclusion(results: Results) -> str:
     """How far the measured figures of the guard agree with the printed ones, in one or two sentences."""
+    if results.is_smoke:
+        return f"{len(results.cells)} cells, {len(results.missing)} of them missing."
     sentences = []
     for variant in ("paper", "default"):
         pairs = [
@@ -122,9 +126,9 @@ def to_markdown(results: Results, command: str) -> str:
     """The page of a table: conclusion, table, drawing, and how it was made."""
     table = results.table
     lines = [f"# {table.title}", ""]
-    if _is_smoke(results):
+    if results.is_smoke:
         lines += [f"**{SMOKE}.**", ""]
-    lines += [conclusion(results), "", _how(results, command), ""]
+    lines += [conclusion(results), "", f"`{command}`: {origin(results)}.", ""]
     for block in blocks(results):
         lines += [f"## {block.task}", ""] if block.task else []
         rule = ["---"] * block.labels + ["---:"] * (len(block.headings) - block.labels)
@@ -141,7 +145,7 @@ def to_latex(results: Results) -> str:
     def line(cells: Sequence[str]) -> str:
         return " & ".join("".join(_LATEX.get(character, character) for character in cell) for cell in cells) + " \\\\\n"
 
-    text = f"% {results.table.title}\n" + (f"% {SMOKE}\n" if _is_smoke(results) else "")
+    text = f"% {results.table.title}\n" + (f"% {SMOKE}\n" if results.is_smoke else "")
     for block in blocks(results):
         columns = "l" * block.labels + "r" * (len(block.headings) - block.labels)
         head = [f"% {block.task}\n" if block.task else "", f"\\begin{{tabular}}{{{columns}}}\n\\toprule\n"]
@@ -150,39 +154,9 @@ def to_latex(results: Results) -> str:
     return text
 
 
-def _how(results: Results, command: str) -> str:
+def origin(results: Results) -> str:
+    """Local training, rounds, seeds and commit of the runs."""
     local = {"steps": "2 local steps", "epochs": "2 local epochs"}.get(results.stated("local"), results.stated("local"))
     return (
-        f"`{command}`: {local}, {results.stated('rounds')} rounds, seeds {results.stated('seed')}, "
-        f"commit {results.stated('commit')}."
+        f"{local}, {results.stated('rounds')} rounds, seeds {results.stated('seed')}, commit {results.stated('commit')}"
     )
-
-
-def _is_smoke(results: Results) -> bool:
-    return any(run.scale == "smoke" for run in results.runs)
-
-
-def drawing(results: Results) -> str:
-    """An SVG with ASR of every cell: as printed, without a guard, and with both profiles; curves if there are some."""
-    from .drawing import curves, dots
-
-    banner = SMOKE if _is_smoke(results) else ""
-    if results.table.has_curves:
-        lines = {
-            f"{_name(cell.labels)}, {variant}": run.curve
-            for cell in results.cells
-            for variant in cell.variants
-            for run in results.measured(cell, variant).runs[:1]
-        }
-        return curves(lines, banner)
-    figure = "asr" if "asr" in results.table.figures else results.table.figures[0]
-    rows = []
-    for cell in results.cells:
-        printed = cell.printed[figure]
-        points = {variant or "measured": results.measured(cell, variant).mean(figure) for variant in cell.variants}
-        rows.append((_name(cell.labels), {"printed": printed if isinstance(printed, float) else None, **points}))
-    return dots(rows, FIGURES[figure], banner)
-
-
-def _name(labels: Sequence[str]) -> str:
-    return html.escape(", ".join(NAMES.get(label, label) for label in labels))

@@ -1,19 +1,18 @@
-"""The reproduction of a table: its runs, and the pages made of their results."""
+"""The reproduction of a table: its runs, and their results."""
 
 from __future__ import annotations
 
 import csv
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ...core.errors import ConfigError
-from ...core.files import atomic_write
 from ...simulation.directory import FinishedRun
 from ..sweep import Sweep
 from . import theorem
-from .rendering import drawing, to_latex, to_markdown
 from .results import Results, RunResult
 from .table import SCALES, Cell, Table
 
@@ -25,8 +24,6 @@ class Reproduction:
     ----------
     table
         The table.
-    out
-        The folder of the run directories; tables share it, and runs that they have in common.
     scale
         "paper", or "smoke": every cell with few clients, rounds and samples (default: "smoke").
     local
@@ -37,79 +34,72 @@ class Reproduction:
         The number of seeds; None means that of the table, or 1 for a smoke run (default: None).
     changes
         Settings that replace those of the table (default: none).
-    jobs
-        The number of runs that are executed at the same time (default: 1).
 
     Attributes
     ----------
-    sweep
-        The runs and their execution.
+    configs
+        The config of each run.
     """
 
     def __init__(
         self,
         table: Table,
-        out: str | Path,
         *,
         scale: str = "smoke",
         local: str = "steps",
         only: Sequence[str] = (),
         seeds: int | None = None,
         changes: Mapping[str, Any] | None = None,
-        jobs: int = 1,
     ) -> None:
         _require("scale", scale, SCALES)
         _require("local", local, tuple(table.shared["local"]))
         self.table, self.scale, self.local = table, scale, local
         self.cells = _selected(table, only)
-        self._keys: list[tuple[Cell, str]] = []
-        configs = []
-        for cell in self.cells:
-            for variant in cell.variants:
-                for seed in range(seeds or (1 if scale == "smoke" else cell.seeds)):
-                    self._keys.append((cell, variant))
-                    configs.append(
-                        table.config(cell, variant, scale=scale, local=local, seed=seed, changes=changes or {})
-                    )
-        self.sweep = Sweep(configs, out, jobs=jobs)
+        self._runs = [
+            (cell, variant, seed)
+            for cell in self.cells
+            for variant in cell.variants
+            for seed in range(seeds or (1 if scale == "smoke" else cell.seeds))
+        ]
+        self.configs = [
+            table.config(cell, variant, scale=scale, local=local, seed=seed, changes=changes or {})
+            for cell, variant, seed in self._runs
+        ]
 
-    def results(self) -> Results:
-        """The results of the finished runs."""
-        runs = []
-        for (cell, variant), path in zip(self._keys, self.sweep.paths, strict=True):
-            if (path / "summary.json").exists():
-                runs.append(
-                    RunResult.of(
-                        FinishedRun(path), cell, variant,
-                        scale=self.scale, local=self.local, with_curve=self.table.has_curves,
-                    )
-                )  # fmt: skip
+    def results(self, paths: Sequence[Path]) -> Results:
+        """The results of the finished runs; `paths` are the run directories of `configs`."""
+        runs = [
+            RunResult.of(
+                FinishedRun(path), cell, variant,
+                scale=self.scale, local=self.local, with_curve=self.table.has_curves,
+            )
+            for (cell, variant, _), path in zip(self._runs, paths, strict=True)
+            if (path / "summary.json").exists()
+        ]  # fmt: skip
         return Results(self.table, runs, self.cells)
 
 
-def write_pages(results: Results, folder: Path, command: str, checks: Sequence[theorem.Check] = ()) -> list[Path]:
-    """Write a table as Markdown, CSV, LaTeX and SVG; returns the files.
+def sweep_of(parts: Sequence[Reproduction], out: str | Path, jobs: int = 1) -> tuple[Sweep, list[list[Path]]]:
+    """One sweep of the runs of several tables, and for each table the run directories of its configs.
+
+    First seeds come first, so that an unfinished sweep has results for every cell. Runs that tables have in common are
+    executed once.
 
     Parameters
     ----------
-    results
-        What was measured.
-    folder
-        Where to write.
-    command
-        The command that made the results.
-    checks
-        The checks of Theorem 1 that belong to the table (default: none).
+    parts
+        The tables.
+    out
+        The folder of the run directories.
+    jobs
+        The number of runs that are executed at the same time (default: 1).
     """
-    markdown = to_markdown(results, command) + ("\n" + theorem.to_markdown(checks) if checks else "")
-    contents = {"csv": results.to_csv(), "md": markdown, "tex": to_latex(results), "svg": drawing(results)}
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for suffix, content in contents.items():
-        written.append(folder / f"{results.table.name}.{suffix}")
-        with atomic_write(written[-1]) as file:
-            file.write(content.encode())
-    return written
+    configs = [config for part in parts for config in part.configs]
+    order = sorted(range(len(configs)), key=lambda index: configs[index].seed)
+    sweep = Sweep([configs[index] for index in order], out, jobs=jobs)
+    place = dict(zip(order, sweep.paths, strict=True))
+    paths = iter([place[index] for index in range(len(configs))])
+    return sweep, [list(itertools.islice(paths, len(part.configs))) for part in parts]
 
 
 def theorem_checks(folder: Path, scale: str) -> list[theorem.Check]:

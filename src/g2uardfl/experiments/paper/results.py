@@ -123,6 +123,11 @@ class Results:
         return Measured(tuple(self._by_cell.get((cell.labels, variant), ())))
 
     @property
+    def is_smoke(self) -> bool:
+        """Whether the figures are those of a smoke run and mean nothing."""
+        return any(run.scale == "smoke" for run in self.runs)
+
+    @property
     def missing(self) -> list[str]:
         """The variants of cells without any finished run."""
         return [

@@ -121,6 +121,10 @@ class Table:
             found[axis] = {label: common[label] for label in labels} if isinstance(labels, list) else dict(labels)
         return found
 
+    def has_label(self, label: str) -> bool:
+        """Whether one of the axes has this label."""
+        return any(label in labels for labels in self.axes.values())
+
     @cached_property
     def cells(self) -> list[Cell]:
         """All cells that the paper's table has, but those that do not apply."""
