@@ -11,7 +11,7 @@ import typer
 
 from .._version import __version__
 from ..core.errors import G2uardFLError
-from . import comparing, data, demo, experiment, listing, replaying, reporting, sweep
+from . import comparing, data, demo, experiment, listing, replaying, reporting, reproducing, sweep
 
 app = typer.Typer(
     name="g2uardfl",
@@ -46,6 +46,7 @@ def _options(
 demo.register(app)
 experiment.register(app)
 sweep.register(app)
+reproducing.register(app)
 comparing.register(app)
 reporting.register(app)
 replaying.register(app)

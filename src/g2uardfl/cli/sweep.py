@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +15,10 @@ import typer
 from .lists import LOG_HELP, ListCommand
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from ..experiments.sweep import Sweep
+    from ..simulation.directory import FinishedRun
 
 _GRID, _EXECUTION = "Axes of the grid: one value or several", "Execution"
 """The groups of options in the help."""
@@ -114,11 +117,28 @@ def _execute(planned: Sweep, place: Path) -> None:
 
     from ..experiments.comparison import chosen_figures
     from ..experiments.results import grouped
-    from ..simulation.directory import FinishedRun
     from .comparing import print_groups
-    from .sweep_progress import SweepProgress
 
     console = Console()
+    run_sweep(console, planned, place, lambda finished: print_groups(console, grouped(finished), chosen_figures([])))
+
+
+def run_sweep(
+    console: Console, planned: Sweep, place: Path, show: Callable[[list[FinishedRun]], None] | None = None
+) -> None:
+    """Execute the runs of a sweep that are not finished, with progress; exits where it is stopped or a run fails.
+
+    Parameters
+    ----------
+    console, planned, place
+        Where to print, the sweep, and its folder.
+    show
+        Called with the finished runs before failures are reported; without it, failures do not end the command
+        (default: None).
+    """
+    from ..simulation.directory import FinishedRun
+    from .sweep_progress import SweepProgress
+
     begun = sum((run.path / "config.toml").exists() for run in planned.unfinished)
     kept = len(planned.runs) - len(planned.unfinished)
     console.print(f"{len(planned.runs)} runs in {place}: {kept} finished, {begun} to continue", highlight=False)
@@ -127,14 +147,14 @@ def _execute(planned: Sweep, place: Path) -> None:
         with _stopping(planned) as stopped:
             planned.execute(progress)
     finished = [FinishedRun(run.path) for run in planned.runs if run.is_finished]
-    if finished:
-        print_groups(console, grouped(finished), chosen_figures([]))
+    if finished and show:
+        show(finished)
     for job, error in progress.failures:
         typer.echo(f"failed: {job.path}: {error}", err=True)
     if stopped:
         typer.echo(f"stopped; {len(finished)} of {len(planned.runs)} runs are finished: repeat the command", err=True)
         raise typer.Exit(130)
-    if progress.failures:
+    if progress.failures and show:
         typer.echo(f"{len(progress.failures)} of {len(planned.runs)} runs failed", err=True)
         raise typer.Exit(1)
 

@@ -53,6 +53,8 @@ class Sweep:
     ----------
     runs
         All runs.
+    paths
+        The run directory of each config; that of a repetition is the same.
     """
 
     def __init__(
@@ -69,7 +71,8 @@ class Sweep:
             raise ConfigError(f"jobs={jobs} is not allowed: use at least 1")
         trackers.create_all(logs)  # an unknown name is an error now, not in each run
         planned = plan(configs, Path(out))
-        self.runs = [Job(config, path, record, time_limit, tuple(logs)) for path, config in planned.items()]
+        self.paths = [path for path, _ in planned]
+        self.runs = [Job(config, path, record, time_limit, tuple(logs)) for path, config in dict(planned).items()]
         self.unfinished = [run for run in self.runs if not run.is_finished]
         self.jobs = jobs
         self._pool: Pool | None = None
@@ -106,19 +109,20 @@ class Sweep:
             self._pool.stop()
 
 
-def plan(configs: Sequence[RunConfig], out: Path) -> dict[Path, RunConfig]:
-    """The directory of each run, with its config as resolved.
+def plan(configs: Sequence[RunConfig], out: Path) -> list[tuple[Path, RunConfig]]:
+    """The directory of the run of each config, with that config as resolved.
 
     Raises `ConfigError` for the first config that cannot be run.
     """
     resolved = [_resolved(config) for config in configs]
-    distinct = {config_digest(config): config for config in resolved}
+    digests = [config_digest(config) for config in resolved]
+    distinct = dict(zip(digests, resolved, strict=True))
     existing = {path.name[-_HASH_LENGTH:]: path for path in sorted(out.glob(f"*-{'[0-9a-f]' * _HASH_LENGTH}"))}
-    planned = {}
-    for (digest, config), name in zip(distinct.items(), _names(list(distinct.values())), strict=True):
+    places = {}
+    for digest, name in zip(distinct, _names(list(distinct.values())), strict=True):
         identity = digest[:_HASH_LENGTH]
-        planned[existing.get(identity, out / f"{name}-{identity}")] = config
-    return planned
+        places[digest] = existing.get(identity, out / f"{name}-{identity}")
+    return [(places[digest], config) for digest, config in zip(digests, resolved, strict=True)]
 
 
 def _names(configs: Sequence[RunConfig]) -> list[str]:

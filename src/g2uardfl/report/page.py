@@ -63,6 +63,11 @@ def render(runs: Sequence[Run], title: str) -> str:
     )
 
 
+def page_parts(template: str, **values: Any) -> str:
+    """A page of its own template, with the colours and styles of all pages."""
+    return str(_environment().get_template(template).render(light=LIGHT, dark=DARK, **values))
+
+
 def figures_of(runs: Sequence[Run]) -> list[Figure]:
     """All figures of the page, with names that are unique."""
     simulated = [run for run in runs if isinstance(run, FinishedRun)]

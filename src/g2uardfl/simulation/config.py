@@ -85,6 +85,8 @@ class RunConfig:
     workers: int = number(0, 0, 1024)
     """Number of worker processes; 0 means one per core."""
     data_dir: str = ""
+    sample_limit: int | None = optional_number(1, math.inf, integer=True)
+    """At most this number of samples of each set (training, test, backdoor) is used; by default all."""
     task_settings: dict[str, Any] = field(default_factory=dict)
     attack_settings: dict[str, Any] = field(default_factory=dict)
     defense_settings: dict[str, Any] = field(default_factory=dict)
@@ -98,6 +100,8 @@ class RunConfig:
             raise ConfigError(
                 f"local_epochs={self.local_epochs} and local_steps={self.local_steps} exclude each other: leave one out"
             )
+        if self.sample_limit is not None and self.partition == "natural":
+            raise ConfigError("sample_limit would separate samples from their natural groups: use partition='dirichlet'")
         names = ["clients", "per_round", "lr", "batch_size", "lr_decay", "momentum", "weight_decay"]
         usual = {name: getattr(defaults, name) for name in names}
         usual["attack_until"] = self.rounds

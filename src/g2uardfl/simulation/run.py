@@ -28,7 +28,7 @@ from .checkpoint import Checkpoint
 from .config import RunConfig
 from .environment import environment, peak_memory
 from .metrics import summarise
-from .samples import FederatedSamples
+from .samples import FederatedSamples, limit_samples
 from .schedule import Schedule, torch_generator
 from .server import SimulatedServer, for_as_many_steps
 from .start import start_weights
@@ -225,6 +225,8 @@ class Simulation:
         )
 
     def _divide_data(self) -> None:
+        if self.config.sample_limit is not None:
+            limit_samples(self.task, self.config.sample_limit)
         needs_server = self.defense if isinstance(self.defense, NeedsServer) else None
         with_root = needs_server is not None and needs_server.takes_root_data
         self.samples = FederatedSamples(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from ...core.errors import ConfigError
 from ...core.settings import build
@@ -198,7 +198,7 @@ def load(name: str) -> Table:
 
 
 def _package_file(name: str) -> str | None:
-    found = files(cast(str, __package__)).joinpath(name)
+    found = files(__package__).joinpath(name)
     return found.read_text(encoding="utf-8") if found.is_file() else None
 
 

@@ -81,7 +81,7 @@ def theorem_bound(
     first = 20 * smoothness * gap / (math.sqrt(steps) * selected**1.5)
     by_benign = (21 * selected + 11) / (4 * selected) * benign
     by_malicious = (selected + 1) / (4 * selected) * malicious
-    return first + by_benign + by_malicious + noise**2 / 4
+    return float(first + by_benign + by_malicious + noise**2 / 4)
 
 
 def check(problem: Problem, selected: int, seed: int = 0) -> Check:
@@ -142,8 +142,8 @@ _CONDITIONS = (
     "it allows, no malicious client, `profile=paper`."
 )
 _FLAW = (
-    "The proof (step (a) of its first lemma) replaces the weighted mean of the clients' updates by their sum, a step up "
-    "to K times as large. With the mean, which the algorithm takes, the first term of the bound is too small where "
+    "The proof (step (a) of its first lemma) replaces the weighted mean of the clients' updates by their sum, a step "
+    "up to K times as large. With the mean, which the algorithm takes, the first term of the bound is too small where "
     "neither heterogeneity nor noise adds to it."
 )
 
