@@ -75,7 +75,7 @@ def test_differences_of_five_points_are_marked(printed, measured, mark):
 def test_a_printed_number_that_contradicts_the_others_has_the_recomputed_one_beside_it():
     assert row_of(everything(), "Krum")["DS %, printed"] == "1.39 (recomputed: 12.51)"
     assert row_of(everything(), "DeepSight", "Reddit")["DS %, printed"] == "OOM"
-    assert row_of(everything(), "No defense")["DS %, printed"] == "-"
+    assert row_of(everything(), "No defense")["DS %, printed"] == ""
 
 
 def test_a_cell_without_a_run_is_missing_and_named():
@@ -91,8 +91,16 @@ def test_a_cell_without_a_run_is_missing_and_named():
 def test_a_rate_that_is_not_defined_is_a_dash():
     table = load("detection")
     cell = table.cells[0]
-    results = Results(table, [run(cell, precision=None)], [cell])
-    assert blocks(results)[0].rows[0][2] == "-"
+    (block,) = blocks(Results(table, [run(cell, precision=None)], [cell]))
+    assert dict(zip(block.headings, block.rows[0], strict=True))["precision %, measured"] == "-"
+
+
+def test_columns_without_any_value_are_left_out():
+    table = load("readings")
+    headings = blocks(Results(table, [run(table.cells[0], "paper", precision=50.0)], [table.cells[0]]))[0].headings
+    assert headings[:5] == ["reading", "attack", "ASR %, printed", "ASR %, measured", "ACC %, printed"]
+    assert "precision %, measured" in headings
+    assert not {"precision %, printed", "precision %, `default`"} & set(headings)
 
 
 def test_results_read_from_their_csv_give_the_same_pages(tmp_path):

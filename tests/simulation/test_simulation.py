@@ -107,7 +107,9 @@ def test_the_engine_is_chosen_by_the_work_of_the_whole_run(rounds, expected):
 
 
 def test_a_limit_of_samples_holds_for_every_set_and_does_not_depend_on_the_seed():
-    runs = [Simulation(RunConfig(sample_limit=100, clients=5, per_round=2, start="scratch", seed=seed)) for seed in (0, 1)]
+    runs = [
+        Simulation(RunConfig(sample_limit=100, clients=5, per_round=2, start="scratch", seed=seed)) for seed in (0, 1)
+    ]
     for run in runs:
         run.prepare()
     first, second = (run.task for run in runs)

@@ -14,7 +14,9 @@ from .lists import ListCommand
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
+    from ..experiments.paper.rendering import Block
     from ..experiments.paper.results import Results
 
 
@@ -112,22 +114,37 @@ def reproduce(
 
 def _show(console: Console, results: Results, folder: Path, scale: str = "") -> None:
     """Print a table and write its pages."""
-    from rich.table import Table as RichTable
-
     from ..experiments.paper.rendering import SMOKE, blocks, conclusion
     from ..experiments.paper.reproduction import theorem_checks
     from ..report.reproduction import write_pages
 
     checks = theorem_checks(folder, scale) if results.table.has_theorem and scale else []
-    for block in blocks(results):
-        shown = RichTable(title=f"{results.table.title}  {block.task}".rstrip(), title_justify="left", box=None)
-        for index, heading in enumerate(block.headings):
-            shown.add_column(heading, justify="left" if index < block.labels else "right", vertical="bottom")
-        for row in block.rows:
-            shown.add_row(*row)
-        console.print(shown)
+    shown = [_table(results, block) for block in blocks(results)]
+    if any(console.measure(table).minimum > console.width for table in shown):
+        shown = [_table(results, block) for figure in results.table.figures for block in blocks(results, [figure])]
+    for table in shown:
+        console.print(table)
     if results.is_smoke:
         console.print(f"[bold red]{SMOKE}[/bold red]")
     console.print(conclusion(results))
     written = write_pages(results, folder, shlex.join(["g2uardfl", *sys.argv[1:]]), checks)
     console.print(f"Wrote {', '.join(str(path) for path in written)}", highlight=False)
+
+
+def _table(results: Results, block: Block) -> Table:
+    """The rows of one task on the terminal."""
+    from rich.table import Table
+
+    table = Table(title=f"{results.table.title}  {block.task}".rstrip(), title_justify="left", box=None)
+    for index, heading in enumerate(block.headings):
+        is_label = index < block.labels
+        table.add_column(
+            heading,
+            justify="left" if is_label else "right",
+            vertical="bottom",
+            no_wrap=not is_label,
+            min_width=min(16, max(len(row[index]) for row in block.rows)) if is_label else None,
+        )
+    for row in block.rows:
+        table.add_row(*row)
+    return table

@@ -101,7 +101,7 @@ class RunConfig:
                 f"local_epochs={self.local_epochs} and local_steps={self.local_steps} exclude each other: leave one out"
             )
         if self.sample_limit is not None and self.partition == "natural":
-            raise ConfigError("sample_limit would separate samples from their natural groups: use partition='dirichlet'")
+            raise ConfigError("sample_limit would separate samples from their groups: use partition='dirichlet'")
         names = ["clients", "per_round", "lr", "batch_size", "lr_decay", "momentum", "weight_decay"]
         usual = {name: getattr(defaults, name) for name in names}
         usual["attack_until"] = self.rounds

@@ -30,39 +30,52 @@ class Block:
     """How many columns at the left are labels."""
 
 
-def blocks(results: Results) -> list[Block]:
-    """For each task one row per cell: each figure as printed, as measured, and with the `default` profile."""
+def blocks(results: Results, figures: Sequence[str] = ()) -> list[Block]:
+    """For each task one row per cell: each figure as printed, as measured, and with the `default` profile.
+
+    A column that would be empty is left out.
+
+    Parameters
+    ----------
+    results
+        What was measured.
+    figures
+        The figures that are shown (default: all).
+    """
     axes = [axis for axis in results.table.axes if axis != "task"]
-    profiles = results.table.values.get("profiles")
-    columns = ["printed", "measured"] if profiles else ["printed", "measured", "`default`"]
-    headings = [*axes, *(f"{FIGURES[figure]}, {column}" for figure in results.table.figures for column in columns)]
     found = []
     for task, cells in tasks_of(results):
-        rows = [[*_labels(results, cell), *_figures(results, cell, len(columns) > 2)] for cell in cells]
-        found.append(Block(NAMES.get(task, task), headings, rows, len(axes)))
+        columns = {axis: _labels(results, cells, axis) for axis in axes}
+        for figure in figures or results.table.figures:
+            columns |= _columns(results, cells, figure)
+        shown = {heading: values for heading, values in columns.items() if any(values)}
+        rows = [list(row) for row in zip(*shown.values(), strict=True)]
+        found.append(Block(NAMES.get(task, task), list(shown), rows, len(axes)))
     return found
 
 
-def _labels(results: Results, cell: Cell) -> list[str]:
-    return [label for axis, label in zip(results.table.axes, cell.labels, strict=True) if axis != "task"]
+def _labels(results: Results, cells: Sequence[Cell], axis: str) -> list[str]:
+    index = list(results.table.axes).index(axis)
+    return [cell.labels[index] for cell in cells]
 
 
-def _figures(results: Results, cell: Cell, both: bool) -> list[str]:
-    first, *others = [results.measured(cell, variant) for variant in cell.variants]
-    shown = []
-    for figure in results.table.figures:
+def _columns(results: Results, cells: Sequence[Cell], figure: str) -> dict[str, list[str]]:
+    """The columns of a figure; empty texts where a cell has no such value."""
+    name = FIGURES[figure]
+    columns: dict[str, list[str]] = {f"{name}, {kind}": [] for kind in ("printed", "measured", "`default`")}
+    for cell in cells:
         printed = None if results.is_smoke else cell.printed[figure]
-        shown += [_printed(cell, figure), _measured(first, figure, printed)]
-        if both:
-            shown.append(_measured(others[0], figure, printed) if others else "")
-    return shown
+        values = [_measured(results.measured(cell, variant), figure, printed) for variant in cell.variants]
+        for column, text in zip(columns.values(), [_printed(cell, figure), *values, ""], strict=False):
+            column.append(text)
+    return columns
 
 
 def _printed(cell: Cell, figure: str) -> str:
     """The printed number, and what it should be where it contradicts the others of its cell."""
     value = cell.printed[figure]
     if value is None:
-        return "-"
+        return ""
     if isinstance(value, str):
         return value
     correct = cell.recomputed.get(figure)
