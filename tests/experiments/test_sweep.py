@@ -16,7 +16,7 @@ from helpers.runs import TINY, timeless_rounds
 
 
 def names(configs, out):
-    return [path.name for path in plan(configs, out)]
+    return [path.name for path, _ in plan(configs, out)]
 
 
 def test_directories_are_named_by_what_differs_and_a_hash(tmp_path):
@@ -32,24 +32,26 @@ def test_directories_are_named_by_what_differs_and_a_hash(tmp_path):
 
 
 def test_a_run_is_found_under_the_name_an_earlier_grid_gave_it(tmp_path):
-    (old,) = plan([RunConfig(**TINY)], tmp_path)
+    ((old, _),) = plan([RunConfig(**TINY)], tmp_path)
     old.mkdir()
     assert old.name.startswith("black_box-fedavg-")
-    found = list(plan([RunConfig(**TINY, seed=1), RunConfig(**TINY)], tmp_path))
+    found = [path for path, _ in plan([RunConfig(**TINY, seed=1), RunConfig(**TINY)], tmp_path)]
     assert found[1] == old
     assert found[0].name.startswith("seed=1-")
 
 
 def test_the_hash_depends_on_every_setting_but_not_on_the_machine(tmp_path):
     first, second, third = (
-        next(iter(plan([RunConfig(**TINY, **more)], tmp_path))) for more in ({}, {"pdr": 0.4}, {"checkpoint_every": 3})
+        plan([RunConfig(**TINY, **more)], tmp_path)[0][0] for more in ({}, {"pdr": 0.4}, {"checkpoint_every": 3})
     )
     assert first != second
     assert first == third
 
 
 def test_repeated_configs_are_one_run(tmp_path):
-    assert len(plan([RunConfig(), RunConfig(), RunConfig(pmr=0.25)], tmp_path)) == 1
+    sweep = Sweep([RunConfig(), RunConfig(), RunConfig(pmr=0.25)], tmp_path)
+    assert len(sweep.runs) == 1
+    assert sweep.paths == [sweep.runs[0].path] * 3
 
 
 def test_a_config_that_cannot_be_run_is_refused_before_anything_starts(tmp_path):

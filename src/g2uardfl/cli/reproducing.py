@@ -120,7 +120,8 @@ def _show(console: Console, results: Results, folder: Path, scale: str = "") -> 
 
     checks = theorem_checks(folder, scale) if results.table.has_theorem and scale else []
     shown = [_table(results, block) for block in blocks(results)]
-    if any(console.measure(table).minimum > console.width for table in shown):
+    wide = console.options.update(max_width=10_000)
+    if any(console.measure(table, options=wide).minimum > console.width for table in shown):
         shown = [_table(results, block) for figure in results.table.figures for block in blocks(results, [figure])]
     for table in shown:
         console.print(table)

@@ -171,7 +171,7 @@ class Table:
         if variant:
             settings["defense.profile"] = variant
         if scale == "smoke":
-            settings |= self.shared["smoke"]
+            settings |= {**self.shared["smoke"], **self.shared["smoke_defense"].get(settings["defense"], {})}
         values: dict[str, Any] = {}
         for name, value in {**settings, "seed": seed, **changes}.items():
             values = with_setting(values, name, value)
