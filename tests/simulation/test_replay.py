@@ -24,7 +24,7 @@ from g2uardfl.simulation.run import Simulation
 TASKS = [
     ("digits", 4),
     ("mnist", 4),
-    ("sentiment140", 2),
+    pytest.param("sentiment140", 2, marks=pytest.mark.slow),
     pytest.param("cifar10", 2, marks=pytest.mark.slow),
     pytest.param("reddit", 2, marks=pytest.mark.slow),
 ]
