@@ -14,6 +14,7 @@ from g2uardfl.aggregators import AggregationResult, Aggregator
 from g2uardfl.simulation.partition import partition
 from g2uardfl.tasks.digits import Digits
 from g2uardfl.training.local import Job, Recipe, share_predicted, train_locally
+from helpers.models import seeded
 
 Model = dict[str, Any]
 Lie = Callable[[Model], Model]
@@ -43,8 +44,7 @@ class DigitsFederation:
     seed: int
 
     def __post_init__(self) -> None:
-        with torch.random.fork_rng():
-            torch.manual_seed(self.seed)
+        with seeded(self.seed):
             self.module = task().build_model()
         self.weights: Model = {name: value.clone() for name, value in self.module.state_dict().items()}
         shares = partition(task().train.y.numpy(), CLIENTS, self.alpha, self.seed)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,18 +16,24 @@ from g2uardfl.core.layout import Weights, as_tensor
 from g2uardfl.tasks.base import Pixels, Samples, Task, TrainingDefaults
 
 
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed the generator that initialises models on the CPU; `torch.manual_seed` also stores a traceback per call."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
 def odd_mlp(seed: int = 0) -> dict[str, torch.Tensor]:
     """A two-layer MLP with odd shapes, as a state dict."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
+    with seeded(seed):
         model = nn.Sequential(nn.Linear(7, 13), nn.ReLU(), nn.Linear(13, 3))
     return {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 
 def batch_norm_model(seed: int = 0) -> dict[str, torch.Tensor]:
     """Convolution, BatchNorm (with running statistics and an integer counter) and a linear layer."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
+    with seeded(seed):
         model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 2))
     state = {name: value.detach().clone() for name, value in model.state_dict().items()}
     state["1.num_batches_tracked"] += 10
