@@ -120,7 +120,7 @@ class Presser(Callback):
             open("pressed", "w").close()
             os.kill(0, signal.SIGINT)
 '''
-LONG = ("--defense", "fedavg", "median", "--attack", "black_box", "--rounds", "100000", "--clients", "12",
+LONG = ("--defense", "fedavg", "median", "--attack", "black_box", "--rounds", "2000", "--clients", "12",
         "--per-round", "4", "--local-steps", "1", "--set", "start=scratch", "checkpoint_every=1000")  # fmt: skip
 
 
