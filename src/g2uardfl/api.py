@@ -107,6 +107,7 @@ def simulate(
     engine: str = "auto",
     workers: int = 0,
     data_dir: str | Path = "",
+    sample_limit: int | None = None,
     task_settings: Mapping[str, Any] | None = None,
     attack_settings: Mapping[str, Any] | None = None,
     defense_settings: Mapping[str, Any] | None = None,
@@ -151,6 +152,8 @@ def simulate(
         Where and how clients are trained (default: "cpu", "auto", one worker per core).
     data_dir
         The folder of the data sets (default: `G2UARDFL_DATA`).
+    sample_limit
+        At most this number of samples of each set is used (default: all).
     task_settings, attack_settings, defense_settings
         Further settings of task, attack and defence by name (default: none).
     callbacks
@@ -183,7 +186,8 @@ def simulate(
         "momentum": momentum, "weight_decay": weight_decay, "lr_decay": lr_decay, "churn": churn,
         "attack_from": attack_from, "attack_until": attack_until, "defend_from": defend_from, "start": start,
         "model": model, "evaluate_every": evaluate_every, "seed": seed, "device": device, "engine": engine,
-        "workers": workers, "data_dir": str(data_dir), "task_settings": dict(task_settings or {}),
+        "workers": workers, "data_dir": str(data_dir), "sample_limit": sample_limit,
+        "task_settings": dict(task_settings or {}),
         "attack_settings": dict(attack_settings or {}), "defense_settings": dict(defense_settings or {}),
     }  # fmt: skip
     simulation = Simulation(build(RunConfig, values))

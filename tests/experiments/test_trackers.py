@@ -152,7 +152,7 @@ class Mine(Callback):
 '''
 
 
-@pytest.mark.parametrize("name", ["mine:Mine", "./mine.py:Mine"])
+@pytest.mark.parametrize("name", ["mine:Mine"])
 def test_a_callback_of_ones_own_is_used_by_its_address(cli, tmp_path, name):
     (tmp_path / "mine.py").write_text(OWN)
     result = cli("run", "--rounds", "2", "--local-steps", "1", "--set", "start=scratch", "--out", "run", "--log", name)
