@@ -10,9 +10,9 @@ DEV := $(VENV)/.installed
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
 
 # All tests of a file run on one worker, because they share fixtures such as trained models and servers. Files start in
-# the order of tests/conftest.py, those with slow tests first. `logical` counts all cores; `auto` would ask psutil for
-# the physical ones.
-PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# the order of tests/conftest.py, those with slow tests first. `logical` is one process for each core; slow tests take
+# `auto`, which is one more.
+PYTEST := $(BIN)/python -m pytest --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # Two targets at a time: the type checker and the build use one core only, and print nothing before their end.
 PARALLEL = $(MAKE) --no-print-directory --jobs 2
@@ -41,10 +41,10 @@ types: $(DEV)
 	$(BIN)/mypy
 
 fast: $(DEV)
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -n logical -m "not slow"
 
 unit: $(DEV)
-	$(PYTEST)
+	$(PYTEST) -n auto
 
 # The wheel must be complete: it is unpacked into an empty folder, and the command line runs from there.
 wheel: $(DEV)

@@ -62,7 +62,7 @@ def start_weights(task: Task, config: RunConfig, progress: Progress | None = Non
 def fresh_weights(task: Task, seed: int) -> dict[str, Tensor]:
     """The weights of an untrained model, drawn from `seed`."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         return {name: value.detach().clone() for name, value in task.build_model().state_dict().items()}
 
 
