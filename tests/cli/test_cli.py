@@ -37,7 +37,8 @@ def test_the_demo_prints_the_results_and_writes_its_report(cli, tmp_path):
     result = cli("demo", "--rounds", "2")
     assert result.status == 0, result.stderr
     summaries = [
-        json.loads((tmp_path / f"runs/demo/{name}/summary.json").read_text()) for name in ("fedavg", "krum", "g2uardfl")
+        json.loads((tmp_path / f"runs/demo/{name}/summary.json").read_text())
+        for name in ("fedavg", "multi_krum", "g2uardfl")
     ]
     assert summaries[0]["start"] == summaries[1]["start"] == summaries[2]["start"]
     printed = " ".join(result.stdout.split())

@@ -61,7 +61,7 @@ class Group(Generic[R]):
 def grouped(runs: Sequence[R]) -> list[Group[R]]:
     """The groups of repetitions: panel by panel, and in the order of their first runs."""
     configs = [run.config for run in runs]
-    attacks = [attack_name(config) for config in configs]
+    attacks = [attack_name(config) if config.attack != "none" else "no attack" for config in configs]
     if len({config.task for config in configs}) > 1:
         attacks = [f"{name} on {task_name(config)}" for name, config in zip(attacks, configs, strict=True)]
     others = _differences(configs, lambda name: name not in _NAMED and "." not in name)
@@ -191,7 +191,7 @@ def _panel(name: str, curves: Sequence[tuple[Group[Any], _Curve]], axis: Axis) -
         highs = [min(axis.high, mean + sd) for mean, sd in zip(curve.means, curve.deviations, strict=True)]
         if any(curve.deviations):
             panel.band(curve.rounds, lows, highs, group.style)
-        panel.line(list(zip(curve.rounds, curve.means, strict=True)), group.style, group.series)
+        panel.line(list(zip(curve.rounds, curve.means, strict=True)), group.style)
     every = sorted({number for _, curve in curves for number in curve.rounds})
     series = []
     for group, curve in curves:
