@@ -9,11 +9,6 @@ from typing import Annotated, Any
 import typer
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("demo")(demo)
-
-
 _FEDERATION: dict[str, Any] = {
     "task": "digits",
     "attack": "pgd",
@@ -22,9 +17,14 @@ _FEDERATION: dict[str, Any] = {
     "attack_settings": {"radius": 0.3},
 }
 """Honest clients have different data, 15 % of the labels are wrong, and they go on learning from the converged model:
-the norms of their updates are between 0.01 and 0.7. Those of attackers are 0.3, so that no limit on norms stops them."""
+norms of their updates are between 0.01 and 0.7. Those of attackers are 0.3, so that no limit on norms stops them."""
 _DEFENSES: dict[str, dict[str, Any]] = {"fedavg": {}, "multi_krum": {"malicious_clients": 3}, "g2uardfl": {}}
 """No defence; a classic rule, for as many attackers as it allows in rounds of ten; and the guard."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("demo")(demo)
 
 
 def demo(

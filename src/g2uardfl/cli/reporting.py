@@ -20,7 +20,8 @@ def report(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            help="Run directories, also of unfinished runs; folders that hold some; audit files of Flower federations.",
+            help="Run directories, also of unfinished runs; folders and patterns such as 'runs/**' that hold some; "
+            "audit files of Flower federations.",
             metavar="PATH...",
         ),
     ],
@@ -55,20 +56,17 @@ def report(
 
 
 def _read(path: Path) -> list[Run]:
-    from ..core.errors import StateError
+    from ..experiments.results import find_runs
     from ..federation.audit import Audit
     from ..simulation.directory import FinishedRun
 
     if path.is_file():
         return [Audit(path)]
-    places = [path] if (path / "config.toml").exists() else sorted(one.parent for one in path.rglob("config.toml"))
-    if not places:
-        raise StateError(f"{path} is not a run directory and holds none: it has no config.toml")
-    return [FinishedRun(place, unfinished_too=True) for place in places]
+    return [FinishedRun(place, unfinished_too=True) for place in find_runs([path])]
 
 
 def _beside(paths: list[Path]) -> Path:
     """Where the page goes unless it is said."""
-    if len(paths) > 1:
-        return Path("report.html")
-    return paths[0].with_suffix(".html") if paths[0].is_file() else paths[0] / "report.html"
+    if len(paths) == 1 and paths[0].is_file():
+        return paths[0].with_suffix(".html")
+    return paths[0] / "report.html" if len(paths) == 1 and paths[0].is_dir() else Path("report.html")
