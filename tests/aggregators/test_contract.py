@@ -217,7 +217,15 @@ class Weights(dict):
     """A model that can be referenced weakly."""
 
 
-@pytest.mark.slow
+@pytest.fixture
+def older_objects_uncollected():
+    """Let `gc.collect` look at the objects of this test alone, which takes no time."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("older_objects_uncollected")
 @pytest.mark.parametrize("rule", RULES)
 def test_no_model_of_a_round_is_referenced_after_it(rule):
     model = Weights(batch_norm_model())
