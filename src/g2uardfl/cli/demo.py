@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import typer
 
-
 _FEDERATION: dict[str, Any] = {
     "task": "digits",
     "attack": "pgd",
