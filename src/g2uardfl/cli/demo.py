@@ -36,8 +36,8 @@ def demo(
     """Attack a federation without a defence, with a classic one and with the guard; write report.html.
 
     Fifty clients with different data learn 8x8 digits. After a sixth of the rounds a quarter of them trains the model
-    to classify images with a white corner as zero, in updates no larger than those of honest clients. The demo takes
-    about a minute and needs no download.
+    to classify images with a white corner as zero. The norms of their updates are within the range of the honest ones.
+    The demo takes about a minute and needs no download.
     """
     from rich.console import Console
 
@@ -48,20 +48,22 @@ def demo(
     from .progress import PretrainingProgress, ProgressBar, bar
     from .tables import results_table
 
-    console = Console()
+    console, begin = Console(), rounds // 6 + 1
+    console.print(
+        f"50 clients with different data, 10 in each round. From round {begin} of {rounds} on, a quarter of them trains "
+        "a backdoor. The norms of their updates are within the range of the honest ones."
+    )
     runs = []
     with bar(console) as progress:
         for defense, settings in _DEFENSES.items():
-            values: dict[str, Any] = {"defense": defense, "defense_settings": settings, "attack_from": rounds // 6 + 1}
+            values: dict[str, Any] = {"defense": defense, "defense_settings": settings, "attack_from": begin}
             simulation = Simulation(RunConfig(rounds=rounds, seed=seed, engine="loop", **_FEDERATION, **values))
             directory = RunDirectory(out / defense, overwrite=True)
             simulation.prepare(PretrainingProgress(progress))
             simulation.run([directory, ProgressBar(progress, f"{defense:>10}")])
             runs.append(FinishedRun(directory.path))
     page = write_report(runs, out / "report.html", "g2uardfl demo: no defence, Multi-Krum and the guard")
-    console.print(
-        results_table(runs, f"digits: a quarter of the clients attacks from round {rounds // 6 + 1} of {rounds}")
-    )
+    console.print(results_table(runs, "Results"))
     for run in runs:
         console.print(_sentence(run.config.defense, run.summary))
     console.print(f"Open {page} in a browser: every submission, the reason for its verdict, and the client graph.")

@@ -81,8 +81,9 @@ def figures_of(runs: Sequence[Run]) -> list[Figure]:
 
 
 def _subjects(runs: Sequence[Run], groups: Sequence[Group[FinishedRun]]) -> list[Subject]:
+    with_seed = len({run.config.seed for group in groups for run in group.runs}) > 1
     names = {
-        id(run): f"{group.series} against {group.panel}" + (f", seed {run.config.seed}" if len(runs) > 1 else "")
+        id(run): f"{group.series} against {group.panel}" + (f", seed {run.config.seed}" if with_seed else "")
         for group in groups
         for run in group.runs
     }
