@@ -50,8 +50,8 @@ def demo(
 
     console, begin = Console(), rounds // 6 + 1
     console.print(
-        f"50 clients with different data, 10 in each round. From round {begin} of {rounds} on, a quarter of them trains "
-        "a backdoor. The norms of their updates are within the range of the honest ones."
+        f"50 clients with different data, 10 in each round. From round {begin} of {rounds} on, a quarter of them "
+        "trains a backdoor. The norms of their updates are within the range of the honest ones."
     )
     runs = []
     with bar(console) as progress:
