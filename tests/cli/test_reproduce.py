@@ -58,6 +58,15 @@ def test_a_table_is_run_shown_and_written_in_every_format_and_finished_runs_are_
     assert "4 runs in runs/smoke: 4 finished" in again.stdout
     assert times(folder) == first
 
+    # A run that is missing is not executed where only finished ones are asked for.
+    krum = next(path for path in first if path.parent.name.startswith("krum"))
+    krum.rename(krum.with_suffix(".kept"))
+    partial = cli("reproduce", table, "--finished", "--pages", tmp_path / "partial")
+    assert partial.status == 1
+    assert "missing: mine: Krum\n" in partial.stderr
+    assert not krum.exists()
+    krum.with_suffix(".kept").rename(krum)
+
     # The pages can be made again from the CSV file alone.
     page = folder / "pages" / "mine.md"
     before = [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("|")]

@@ -58,6 +58,9 @@ def reproduce(
     pages: Annotated[
         Path | None, typer.Option(help="Folder of the pages.", show_default="OUT/pages, or OUT/pages-epochs")
     ] = None,
+    finished: Annotated[
+        bool, typer.Option("--finished", help="Show the runs that are finished, and run nothing.")
+    ] = False,
     results: Annotated[
         Path | None, typer.Option(help="Make the pages of TABLE again from its CSV file, without runs.")
     ] = None,
@@ -98,7 +101,8 @@ def reproduce(
     ]  # fmt: skip
     place = out or Path("runs") / scale
     planned, paths = sweep_of(parts, place, jobs or (os.cpu_count() or 1 if device == "cpu" else 1))
-    run_sweep(console, planned, place)
+    if not finished:
+        run_sweep(console, planned, place)
     folder = pages or place / ("pages" if local == "steps" else f"pages-{local}")
     missing = []
     for part, own in zip(parts, paths, strict=True):

@@ -20,6 +20,7 @@ _KINDS = {
     "default": ("measured, profile=default", "s2"),
 }
 """What a symbol stands for, and its style."""
+_CAPTION = "One row for each cell; means over the seeds."
 _ROW, _LABEL = 15.0, 250.0
 """The height of a row, and the width of its label."""
 
@@ -73,7 +74,7 @@ def _dots(results: Results) -> Figure:
     ]
     keys = [Key(_KINDS[kind][0], _KINDS[kind][1], "box") for kind in used]
     title = f"{results.table.title}: {FIGURES[name]}"
-    return Figure(results.table.name, title, panels, keys, conclusion(results), columns=1)
+    return Figure(results.table.name, title, panels, keys, _CAPTION, columns=1)
 
 
 def _panel(results: Results, title: str, cells: Sequence[Cell], figure_name: str) -> Panel:
@@ -122,7 +123,7 @@ def _curves(results: Results) -> Figure:
     for index, line in enumerate(points.values()):
         panel.line(line, series_style(index))
     keys = [Key(name, series_style(index)) for index, name in enumerate(points)]
-    return Figure(results.table.name, results.table.title, [panel], keys, conclusion(results), columns=1)
+    return Figure(results.table.name, results.table.title, [panel], keys, "The first seed of each cell.", columns=1)
 
 
 def _page(results: Results, drawn: Figure, command: str, checks: Sequence[theorem.Check]) -> str:

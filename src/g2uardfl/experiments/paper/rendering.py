@@ -31,7 +31,7 @@ class Block:
 
 
 def blocks(results: Results, figures: Sequence[str] = ()) -> list[Block]:
-    """For each task one row per cell: each figure as printed, as measured, and with the `default` profile.
+    """For each task one row per cell: each figure as printed, as measured, and with `profile=default`.
 
     A column that would be empty is left out.
 
@@ -62,7 +62,7 @@ def _labels(results: Results, cells: Sequence[Cell], axis: str) -> list[str]:
 def _columns(results: Results, cells: Sequence[Cell], figure: str) -> dict[str, list[str]]:
     """The columns of a figure; empty texts where a cell has no such value."""
     name = FIGURES[figure]
-    columns: dict[str, list[str]] = {f"{name}, {kind}": [] for kind in ("printed", "measured", "`default`")}
+    columns: dict[str, list[str]] = {f"{name}, {kind}": [] for kind in ("printed", "measured", "default")}
     for cell in cells:
         printed = None if results.is_smoke else cell.printed[figure]
         values = [_measured(results.measured(cell, variant), figure, printed) for variant in cell.variants]
@@ -100,7 +100,7 @@ def legend(results: Results) -> list[str]:
     if guarded:
         sentences.append("In rows of G²uardFL, the measured column is `profile=paper`.")
     if any(len(cell.variants) > 1 for cell in guarded):
-        sentences.append("The last column of each figure is `profile=default`.")
+        sentences.append("The column default is `profile=default`.")
     sentences.append(
         "ASR and ACC are means over the last tenth of the rounds, ± the standard deviation over the seeds."
     )
