@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..core.errors import G2uardFLError
 from ..core.layout import ModelLayout, Weights
 from ..core.numerics import Array
 from ..core.settings import NoSettings, build
@@ -243,7 +244,7 @@ class Aggregator(ABC):
     """A frozen dataclass of the rule's settings, with the fields of `settings.py`."""
 
     def __init__(self, **params: Any) -> None:
-        self.settings: Any = build(self.Settings, params)
+        self.settings: Any = build(self.Settings, params, type(self).__name__)
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={value!r}" for name, value in self.configuration().items())
@@ -252,6 +253,11 @@ class Aggregator(ABC):
     def configuration(self) -> dict[str, Any]:
         """All settings by name, as resolved."""
         return asdict(self.settings)
+
+    @classmethod
+    def setting_groups(cls) -> dict[str, list[type]]:
+        """The dataclasses of all settings by the title of their group, for the reference."""
+        return {"": [cls.Settings]}
 
     def aggregate(
         self,
@@ -342,7 +348,12 @@ class Aggregator(ABC):
         """The rule's decision; without asking it, the kept model where too few updates are usable."""
         count = len(round_.clients)
         if count >= max(1, min_updates):
-            return self.combine(round_)
+            outcome = self.combine(round_)
+            if forgotten := [client for client in round_.clients if client not in outcome.verdicts]:
+                raise G2uardFLError(
+                    f"{self.name} gives no verdict on client {forgotten[0]!r}: combine() must return one for each"
+                )
+            return outcome
         why = f"{count} of at least {min_updates} usable updates arrived" if count else "No client sent a usable update"
         event = model_kept(why)
         verdicts = {client: Verdict("held_out", f"Not used: {event.message}") for client in round_.clients}

@@ -9,6 +9,10 @@ from .base import Aggregator, Outcome, Round, Verdict
 class FedAvg(Aggregator):
     """G' = G + Σ n_i/n Δw_i over all usable updates. It has no settings.
 
+    Notes
+    -----
+    No defence: one client that scales its update controls the model.
+
     References
     ----------
     McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017.

@@ -40,6 +40,11 @@ class MultiKrum(Aggregator):
         backdoors do. Blanchard et al. define a plain mean: a malicious client that is selected then gains no
         influence by reporting more samples (default: False).
 
+    Notes
+    -----
+    Assumes exactly f malicious clients: it accepts attackers if there are more, and has false positives if there are
+    fewer. It shares the weakness of Krum against colluding clients.
+
     References
     ----------
     Blanchard et al., "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent", NeurIPS 2017.

@@ -101,7 +101,7 @@ def run(
     """
     from ..core.settings import build
     from ..simulation.checkpoint import require_same_config
-    from ..simulation.config import RunConfig, changed, read_values, with_assignments
+    from ..simulation.config import RunConfig, overridden, read_values, with_assignments
     from ..simulation.directory import RunDirectory
     from ..simulation.run import Simulation
 
@@ -114,7 +114,7 @@ def run(
         "evaluate_every": evaluate_every, "checkpoint_every": checkpoint_every,
     }  # fmt: skip
     given = {name: value for name, value in options.items() if value is not None}
-    values = changed(read_values(config), given) if config else given
+    values = overridden(read_values(config), given) if config else given
     simulation = Simulation(build(RunConfig, with_assignments(values, assignments or [])))
     settings = simulation.config
     place = out or Path("runs") / _slug(f"{settings.task}-{settings.attack}-{settings.defense}-{settings.seed}")

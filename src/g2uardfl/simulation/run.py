@@ -17,9 +17,10 @@ from torch import Tensor
 from .. import aggregators, attacks, tasks
 from ..aggregators.base import Aggregator, ClientId, RoundObserver, Verdict
 from ..aggregators.context import NeedsServer
-from ..attacks.base import Member, Turn
+from ..attacks.base import Attack, Member, Turn
 from ..core.constructors import resolved_settings
 from ..core.errors import ConfigError, G2uardFLError
+from ..core.registry import absolute
 from ..core.threads import one_thread
 from ..training.engine import Engine, make_engine
 from ..training.local import Job, Recipe, share_predicted
@@ -64,8 +65,8 @@ class Simulation:
     ----------
     config
         All settings of the run.
-    defense
-        The aggregation rule, instead of the one that `config` names (default: None).
+    defense, attack
+        Objects, instead of the rule and the attack that `config` names (default: None).
 
     Attributes
     ----------
@@ -89,12 +90,12 @@ class Simulation:
 
     samples: FederatedSamples
 
-    def __init__(self, config: RunConfig, defense: Aggregator | None = None) -> None:
+    def __init__(self, config: RunConfig, defense: Aggregator | None = None, *, attack: Attack | None = None) -> None:
         self.task = tasks.create(
             config.task, data_dir=config.data_dir or None, model=config.model or None, **config.task_settings
         )
         config = config.resolved(self.task.defaults)
-        self.attack = attacks.create(config.attack, **config.attack_settings)
+        self.attack = attack or attacks.create(config.attack, **config.attack_settings)
         self.defense = defense or aggregators.create(config.defense, **_defense_settings(config))
         self.average = aggregators.create("fedavg")
         try:
@@ -108,7 +109,7 @@ class Simulation:
         if self.attack.attacks and config.pmr and not self.schedule.malicious:
             raise ConfigError(f"pmr={config.pmr} of {config.clients} clients is no client: raise pmr, or set it to 0")
         self.attack.enlist(self.task, sorted(self.schedule.malicious))
-        self.config = config = self._with_all_settings(config, own_defense=defense is not None)
+        self.config = config = self._with_all_settings(config, defense is not None, attack is not None)
         self.model = self.task.build_model().to(self.device)
         self.weights: dict[str, Tensor] = {}
         self.start_scores: dict[str, float] = {}
@@ -206,23 +207,25 @@ class Simulation:
             "environment": environment(),
         }
 
-    def _with_all_settings(self, config: RunConfig, own_defense: bool) -> RunConfig:
-        """The config with all settings of task, attack and defence as resolved.
+    def _with_all_settings(self, config: RunConfig, own_defense: bool, own_attack: bool) -> RunConfig:
+        """The config with all settings of task, attack and defence as resolved, unless they were passed as objects.
 
         The defence's seed is left out where it is that of the run, so that it follows when the run's seed is changed.
         """
-        defense_settings = config.defense_settings
-        if not own_defense:
-            found = resolved_settings(self.defense, defense_settings)
-            defense_settings = {name: value for name, value in found.items() if (name, value) != ("seed", config.seed)}
-        return replace(
+        config = replace(
             config,
+            task=absolute(config.task),
             model=self.task.model,
-            attack=self.attack.spelled(config.attack),
             task_settings=resolved_settings(self.task, config.task_settings, ["data_dir", "model"]),
-            attack_settings=resolved_settings(self.attack, config.attack_settings, ["attack"]),
-            defense_settings=defense_settings,
         )
+        if not own_attack:
+            settings = resolved_settings(self.attack, config.attack_settings, ["attack"])
+            config = replace(config, attack=self.attack.spelled(config.attack), attack_settings=settings)
+        if not own_defense:
+            found = resolved_settings(self.defense, config.defense_settings)
+            settings = {name: value for name, value in found.items() if (name, value) != ("seed", config.seed)}
+            config = replace(config, defense=absolute(config.defense), defense_settings=settings)
+        return config
 
     def _divide_data(self) -> None:
         if self.config.sample_limit is not None:

@@ -70,6 +70,15 @@ class Digits(Task):
         The share of the training images with a wrong label, from 0 to 1. Around a converged model honest clients have
         next to nothing to learn, so that the norm of an update is enough to recognise an attacker; with wrong labels
         they go on learning (default: 0.0).
+
+    Notes
+    -----
+    Needs no download. Around a converged model honest clients have next to nothing to learn unless `wrong_labels` is
+    set, so that large norms are enough to recognise an attacker.
+
+    References
+    ----------
+    The digits of scikit-learn, a part of the UCI data set "Optical Recognition of Handwritten Digits".
     """
 
     name = "digits"
