@@ -75,7 +75,7 @@ def test_values_of_an_assignment_are_split_at_commas_outside_of_brackets():
         ("seed = []", "has no value"),
         ("cells = 3", r"starts with \[\[cells\]\]"),
         ("rounds = [1, 0]", "rounds=0"),
-        ('"server.x" = 1', "before the dot"),
+        ('"server.x" = 1', "unknown prefix"),
     ],
 )
 def test_a_grid_that_makes_no_sense_is_refused(tmp_path, text, message):
