@@ -29,7 +29,7 @@ def made_up_run(
     A quarter of the clients is malicious. Round 3 has a rollback and the last one an elimination. With `succeeds` the
     attack does; without `scored` the rule has neither scores nor a graph.
     """
-    config = RunConfig(rounds=rounds, clients=clients, per_round=per_round, **settings)
+    config = RunConfig(rounds=max(1, rounds), clients=clients, per_round=per_round, **settings)
     random = np.random.default_rng([config.seed, len(config.defense), len(config.attack)])
     scores = np.zeros(clients)
     records = []

@@ -12,7 +12,7 @@ import pytest
 
 from g2uardfl.core.errors import ConfigError
 from g2uardfl.report.charts import Figure
-from g2uardfl.report.curves import grouped, rates
+from g2uardfl.report.curves import rates, series_of
 from g2uardfl.report.figures import draw_rates, write_figures
 from g2uardfl.report.graphs import layout
 from g2uardfl.report.page import figure_style, figures_of
@@ -43,7 +43,7 @@ def sweep(tmp_path_factory) -> list[FinishedRun]:
 
 
 def test_there_is_one_panel_for_each_attack_and_one_colour_for_each_defence(sweep):
-    for figure in rates(grouped(sweep)):
+    for figure in rates(series_of(sweep)):
         assert [panel.title for panel in figure.panels] == ["black_box (%)", "pgd (%)"]
         styles = [{one["name"]: one["style"] for one in panel.readout["series"]} for panel in figure.panels]
         assert styles[0] == styles[1]
@@ -51,12 +51,12 @@ def test_there_is_one_panel_for_each_attack_and_one_colour_for_each_defence(swee
 
 
 def test_the_guard_has_the_same_colour_whatever_it_is_compared_with(sweep):
-    alone, together = (grouped(runs) for runs in (sweep[-1:], sweep))
-    assert alone[0].style == next(group.style for group in together if group.series == "g2uardfl")
+    alone, together = (series_of(runs) for runs in (sweep[-1:], sweep))
+    assert alone[0].style == next(one.style for one in together if one.name == "g2uardfl")
 
 
 def test_curves_are_means_and_standard_deviations_over_seeds(sweep):
-    asr, _ = rates(grouped(sweep))
+    asr, _ = rates(series_of(sweep))
     shown = asr.panels[1].readout
     guard = next(one for one in shown["series"] if one["name"] == "g2uardfl")
     runs = [run for run in sweep if (run.config.defense, run.config.attack) == ("g2uardfl", "pgd")]
@@ -70,12 +70,12 @@ def test_rounds_that_were_not_evaluated_are_left_out_of_the_curves(run):
     other = object.__new__(FinishedRun)
     records = [{**one, "acc": None, "asr": None} if one["round"] % 2 else one for one in run.rounds]
     other.__dict__.update(run.__dict__, rounds=records)
-    asr, _ = rates(grouped([other]))
+    asr, _ = rates(series_of([other]))
     assert asr.panels[0].readout["x"] == [0, 2, 4, 6, 8, 10, 12]
 
 
 def test_the_begin_of_the_attack_and_events_are_marked(run):
-    asr, _ = rates(grouped([run]))
+    asr, _ = rates(series_of([run]))
     marks = asr.panels[0].marks
     assert [mark.text for mark in marks if mark.text] == ["attack begins"]
     assert {mark.title for mark in marks if mark.style.startswith("symbol")} == {

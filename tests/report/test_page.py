@@ -94,8 +94,9 @@ def test_an_unfinished_run_has_a_page_that_says_so(tmp_path):
     assert "The run is not finished: 12 of 30 rounds are done." in page
 
 
-def test_a_run_that_has_just_started_has_a_page(run):
-    assert "nothing was evaluated yet" in render([changed(run, [])], "title")
+def test_a_run_that_has_just_started_has_a_page(tmp_path):
+    run = made_up_run(tmp_path / "run", rounds=0, finished=False)
+    assert "nothing was evaluated yet" in render([run], "title")
 
 
 def test_runs_of_earlier_versions_without_events_and_edges_have_a_page(run):

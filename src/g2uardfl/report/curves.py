@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
+from ..experiments.results import NAMED, shown_settings
 from ..simulation.config import RunConfig
-from ..simulation.naming import attack_name, defense_name, differing, task_name
+from ..simulation.naming import attack_name, defense_name, task_name
 from .charts import PERCENT, SERIES_COLOURS, Axis, Figure, Key, Panel, series_style
 from .subjects import Record, rounds_with, words
 
-IGNORED = (
-    "seed", "defense.seed", "data_dir", "device", "engine", "workers", "evaluate_every", "checkpoint_every",
-)  # fmt: skip
-"""Settings in which repetitions of one experiment may differ."""
-_NAMED = ("defense", "attack", "task", "rounds")
-"""Settings that have names of their own on the page."""
 _PREFERRED = {"g2uardfl": 0, "fedavg": 5}
 """Series that have the same colour on every page."""
 _SYMBOLS = {"rolled_back": "down", "eliminated": "diamond"}
@@ -47,74 +42,53 @@ R = TypeVar("R", bound=Curves)
 
 
 @dataclass
-class Group(Generic[R]):
-    """Runs that differ in nothing but their seed."""
+class Series(Generic[R]):
+    """One curve: runs that differ in nothing but their seed."""
 
     panel: str
     """Attack, task and all else that is no matter of the defence."""
-    series: str
+    name: str
     """The defence, with those of its settings in which runs differ."""
     runs: list[R] = field(default_factory=list)
     style: str = ""
 
 
-def grouped(runs: Sequence[R]) -> list[Group[R]]:
-    """The groups of repetitions: panel by panel, and in the order of their first runs."""
-    configs = [run.config for run in runs]
-    attacks = [attack_name(config) if config.attack != "none" else "no attack" for config in configs]
-    if len({config.task for config in configs}) > 1:
-        attacks = [f"{name} on {task_name(config)}" for name, config in zip(attacks, configs, strict=True)]
-    others = _differences(configs, lambda name: name not in _NAMED and "." not in name)
-    panels = _labels(attacks, configs, ("attack.", "task."), others)
-    series = _labels([defense_name(config) for config in configs], configs, ("defense.",))
-    groups: dict[tuple[str, str], Group[R]] = {}
-    for key, run in zip(zip(panels, series, strict=True), runs, strict=True):
-        groups.setdefault(key, Group(*key)).runs.append(run)
-    _give_colours(list(groups.values()))
-    panels = list(dict.fromkeys(group.panel for group in groups.values()))
-    return sorted(groups.values(), key=lambda group: panels.index(group.panel))
+def series_of(runs: Sequence[R]) -> list[Series[R]]:
+    """The series of some runs: panel by panel, and in the order of their first runs."""
+    found: dict[tuple[str, str], Series[R]] = {}
+    several_tasks = len({run.config.task for run in runs}) > 1
+    for run, settings in zip(runs, shown_settings([run.config for run in runs]), strict=True):
+        attack = "no attack" if run.config.attack == "none" else attack_name(run.config)
+        where = f"{attack} on {task_name(run.config)}" if several_tasks else attack
+        others = {key: value for key, value in settings.items() if key not in NAMED}
+        own = {key: others.pop(key) for key in list(others) if key.startswith("defense.")}
+        panel, name = _labelled(where, others), _labelled(defense_name(run.config), own)
+        found.setdefault((panel, name), Series(panel, name)).runs.append(run)
+    _give_colours(list(found.values()))
+    panels = list(dict.fromkeys(one.panel for one in found.values()))
+    return sorted(found.values(), key=lambda one: panels.index(one.panel))
 
 
-def _differences(configs: Sequence[RunConfig], wanted: Callable[[str], bool]) -> list[dict[str, Any]]:
-    """The settings in which the configs differ, by config."""
-    found = {name: values for name, values in differing(configs, IGNORED).items() if wanted(name)}
-    return [{name: values[index] for name, values in found.items()} for index in range(len(configs))]
+def _labelled(name: str, settings: Mapping[str, Any]) -> str:
+    shown = [f"{key.partition('.')[2] or key}={value}" for key, value in settings.items() if value is not None]
+    return ", ".join([name, *shown])
 
 
-def _labels(
-    names: Sequence[str],
-    configs: Sequence[RunConfig],
-    prefixes: tuple[str, ...],
-    others: Sequence[Mapping[str, Any]] | None = None,
-) -> list[str]:
-    """Each name with those of its settings in which runs of the same name differ, and with `others`."""
-    labels = list(names)
-    for name in dict.fromkeys(names):
-        places = [place for place, one in enumerate(names) if one == name]
-        own = _differences([configs[place] for place in places], lambda key: key.startswith(prefixes))
-        for place, values in zip(places, own, strict=True):
-            given = {**values, **(others[place] if others else {})}
-            shown = [f"{key.partition('.')[2] or key}={value}" for key, value in given.items() if value is not None]
-            labels[place] = ", ".join([name, *shown])
-    return labels
-
-
-def _give_colours(groups: Iterable[Group[Any]]) -> None:
-    """One colour for each series, on all panels."""
-    groups = list(groups)
-    names = sorted({group.series for group in groups})
+def _give_colours(series: Sequence[Series[Any]]) -> None:
+    """One colour for each defence, on all panels."""
+    names = sorted({one.name for one in series})
     numbers = {name: number for name, number in _PREFERRED.items() if name in names}
     free = [number for number in range(SERIES_COLOURS + len(names)) if number not in numbers.values()]
     for name in names:
         if name not in numbers:
             numbers[name] = free.pop(0)
-    for group in groups:
-        group.style = series_style(numbers[group.series])
+    for one in series:
+        one.style = series_style(numbers[one.name])
 
 
 @dataclass(frozen=True)
 class _Curve:
-    """Mean and standard deviation over the runs of a group, in percent."""
+    """Mean and standard deviation over the runs of a series, in percent."""
 
     rounds: list[int]
     means: list[float]
@@ -138,15 +112,15 @@ def _curve(runs: Sequence[Curves], metric: str) -> _Curve:
     )
 
 
-def rates(groups: Sequence[Group[Any]]) -> list[Figure]:
+def rates(series: Sequence[Series[Any]]) -> list[Figure]:
     """The figures of the attack success rate and of the accuracy."""
-    legend = [Key(name, style) for name, style in {group.series: group.style for group in groups}.items()]
+    legend = [Key(name, style) for name, style in {one.name: one.style for one in series}.items()]
     legend += [
         Key(words(kind), "event", shape)
         for kind, shape in _SYMBOLS.items()
-        if any(_events(group, kind) for group in groups)
+        if any(_events(one, kind) for one in series)
     ]
-    repeated = max(len(group.runs) for group in groups)
+    repeated = max(len(one.runs) for one in series)
     bands = f" Bands: mean ± standard deviation over up to {repeated} seeds." if repeated > 1 else ""
     titles = {
         "asr": (
@@ -157,14 +131,14 @@ def rates(groups: Sequence[Group[Any]]) -> list[Figure]:
     }
     figures = []
     for metric, (title, caption) in titles.items():
-        curves = [(group, _curve(group.runs, metric)) for group in groups]
+        curves = [(one, _curve(one.runs, metric)) for one in series]
         values = [mean for _, curve in curves for mean in curve.means]
         axis = PERCENT if metric == "asr" else _accuracy_axis(values)
         panels = [
-            _panel(name, [(group, curve) for group, curve in curves if group.panel == name], axis)
-            for name in dict.fromkeys(group.panel for group in groups)
+            _panel(name, [(one, curve) for one, curve in curves if one.panel == name], axis)
+            for name in dict.fromkeys(one.panel for one in series)
         ]
-        figures.append(Figure(metric, title, panels, legend, caption + bands, can_isolate=len(groups) > 1))
+        figures.append(Figure(metric, title, panels, legend, caption + bands, can_isolate=len(series) > 1))
     return figures
 
 
@@ -173,31 +147,31 @@ def _accuracy_axis(values: Sequence[float]) -> Axis:
     return Axis(max(-2.0, axis.low), min(101.0, axis.high), "", tuple(t for t in axis.ticks if 0 <= t <= 100))
 
 
-def _panel(name: str, curves: Sequence[tuple[Group[Any], _Curve]], axis: Axis) -> Panel:
+def _panel(name: str, curves: Sequence[tuple[Series[Any], _Curve]], axis: Axis) -> Panel:
     config = curves[0][0].runs[0].config
     last = max(max(curve.rounds, default=1) for _, curve in curves)
-    events = [(group, kind, rounds) for group, _ in curves for kind in _SYMBOLS if (rounds := _events(group, kind))]
-    rows = list(dict.fromkeys(group.series for group, _, _ in events))
+    events = [(one, kind, rounds) for one, _ in curves for kind in _SYMBOLS if (rounds := _events(one, kind))]
+    rows = list(dict.fromkeys(one.name for one, _, _ in events))
     panel = Panel(Axis.of_rounds(0, last), axis, f"{name} (%)", role="readout")
     panel.top += _EVENT_ROW * len(rows)
     panel.height += _EVENT_ROW * len(rows)
-    for group, kind, rounds in events:
-        y = 20.0 + _EVENT_ROW * rows.index(group.series)
+    for one, kind, rounds in events:
+        y = 20.0 + _EVENT_ROW * rows.index(one.name)
         places = [(panel.px(number), y) for number in rounds]
-        panel.symbols(places, _SYMBOLS[kind], group.style, f"{words(kind)}: {group.series}")
+        panel.symbols(places, _SYMBOLS[kind], one.style, f"{words(kind)}: {one.name}")
     _mark_schedule(panel, config, last)
-    for group, curve in curves:
+    for one, curve in curves:
         lows = [max(axis.low, mean - sd) for mean, sd in zip(curve.means, curve.deviations, strict=True)]
         highs = [min(axis.high, mean + sd) for mean, sd in zip(curve.means, curve.deviations, strict=True)]
         if any(curve.deviations):
-            panel.band(curve.rounds, lows, highs, group.style)
-        panel.line(list(zip(curve.rounds, curve.means, strict=True)), group.style)
+            panel.band(curve.rounds, lows, highs, one.style)
+        panel.line(list(zip(curve.rounds, curve.means, strict=True)), one.style)
     every = sorted({number for _, curve in curves for number in curve.rounds})
     series = []
-    for group, curve in curves:
+    for one, curve in curves:
         at = {number: (mean, sd) for number, mean, sd in zip(curve.rounds, curve.means, curve.deviations, strict=True)}
         shown = [[round(value, 2) for value in at[number]] if number in at else None for number in every]
-        series.append({"name": group.series, "style": group.style, "y": shown})
+        series.append({"name": one.name, "style": one.style, "y": shown})
     panel.readout = {
         "x": every,
         "series": series,
@@ -209,9 +183,9 @@ def _panel(name: str, curves: Sequence[tuple[Group[Any], _Curve]], axis: Axis) -
     return panel
 
 
-def _events(group: Group[Any], kind: str) -> list[int]:
-    """The rounds in which a run of the group has an event of this kind."""
-    return sorted({number for run in group.runs for number in rounds_with(kind, run.rounds)})
+def _events(one: Series[Any], kind: str) -> list[int]:
+    """The rounds in which a run of the series has an event of this kind."""
+    return sorted({number for run in one.runs for number in rounds_with(kind, run.rounds)})
 
 
 def _mark_schedule(panel: Panel, config: Any, last: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from ..core.errors import ConfigError, StateError
 from ..simulation.config import RunConfig
 from .charts import Figure
-from .curves import grouped, rates
+from .curves import rates, series_of
 from .page import svg
 from .subjects import Record
 
@@ -60,7 +60,7 @@ def draw_rates(config: RunConfig, records: Sequence[Record], summary: Mapping[st
     config, records, summary
         The run's settings, the records of its rounds and its summary.
     """
-    asr, acc = rates(grouped([_RunInMemory(config, records, summary)]))
+    asr, acc = rates(series_of([_RunInMemory(config, records, summary)]))
     for figure, name in ((asr, "ASR"), (acc, "ACC")):
         figure.panels[0].title = f"{name} (%)"
     return Drawing(Figure("rates", "ASR and ACC", [*asr.panels, *acc.panels], asr.legend))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from ..federation.audit import Audit
 from ..simulation.directory import FinishedRun
 from ..simulation.naming import attack_name, defense_name, task_name
-from .curves import Group
+from .curves import Series
 from .subjects import Record, rounds_with
 
 _KEPT_OUT, _SUCCEEDED = 0.1, 0.5
@@ -25,12 +24,13 @@ def percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.1f} %"
 
 
-def of_run(run: FinishedRun, summary: Mapping[str, Any]) -> list[str]:
+def of_run(run: FinishedRun) -> list[str]:
     """What happened in one simulated run: a headline and further sentences."""
+    summary = run.summary
     asr, acc = summary["asr_tail_mean"], summary["acc_tail_mean"]
     if asr is None or acc is None:
         return [f"Round {len(run.rounds)} of {run.config.rounds}: nothing was evaluated yet."]
-    start = run.summary.get("start", {})
+    start = summary.get("start", {})
     before = f" ({percent(start['acc'])} at the start)" if start.get("acc") is not None else ""
     if not any(record["malicious"] for record in run.rounds):
         first = f"Nobody attacked: the accuracy is {percent(acc)}{before}."
@@ -44,7 +44,7 @@ def of_run(run: FinishedRun, summary: Mapping[str, Any]) -> list[str]:
     if summary["asr_max"] is not None and summary["asr_max"] >= asr + 0.05:
         peak = next(record["round"] for record in run.rounds if record["asr"] == summary["asr_max"])
         sentences.append(f"On the way the attack success rate reached {percent(summary['asr_max'])} (round {peak}).")
-    return sentences + _detection(run, summary) + _events(run.rounds)
+    return sentences + _detection(run) + _events(run.rounds)
 
 
 def facts(run: FinishedRun) -> str:
@@ -61,8 +61,8 @@ def facts(run: FinishedRun) -> str:
     return "; ".join([", ".join(parts), *versions]) + "."
 
 
-def _detection(run: FinishedRun, summary: Mapping[str, Any]) -> list[str]:
-    detection = summary["detection"]
+def _detection(run: FinishedRun) -> list[str]:
+    summary, detection = run.summary, run.summary["detection"]
     refused = any(
         verdict["decision"] in ("malicious", "held_out") for one in run.rounds for verdict in one["verdicts"].values()
     )
@@ -71,10 +71,10 @@ def _detection(run: FinishedRun, summary: Mapping[str, Any]) -> list[str]:
     parts = []
     if detection["recall"] is not None:
         parts.append(f"{percent(detection['recall'])} of the attacks")
-    if summary["benign_refused"] is not None:
+    if summary.get("benign_refused") is not None:
         parts.append(f"{percent(summary['benign_refused'])} of the honest submissions")
     sentences = [f"The server rejected {' and '.join(parts)}."] if parts else []
-    waited = summary["rounds_to_detection"]
+    waited = summary.get("rounds_to_detection")
     if waited is not None:
         sentences.append(f"The first attack was detected {_in_rounds(waited)}.")
     return sentences
@@ -93,16 +93,16 @@ def _events(rounds: Sequence[Record]) -> list[str]:
     return sentences
 
 
-def of_groups(groups: Sequence[Group[FinishedRun]], summaries: Mapping[int, Mapping[str, Any]]) -> list[str]:
+def of_series(series: Sequence[Series[FinishedRun]]) -> list[str]:
     """Which defence did best against each attack, in the mean of the last tenth of the rounds."""
     sentences = []
-    for panel in dict.fromkeys(group.panel for group in groups):
+    for panel in dict.fromkeys(one.panel for one in series):
         scores = []
-        for group in groups:
-            values = [summaries[id(run)]["asr_tail_mean"] for run in group.runs if group.panel == panel]
+        for one in series:
+            values = [run.summary["asr_tail_mean"] for run in one.runs if one.panel == panel]
             known = [value for value in values if value is not None]
             if known:
-                scores.append((statistics.fmean(known), group.series))
+                scores.append((statistics.fmean(known), one.name))
         scores.sort()
         if len(scores) > 1:
             (low, best), (high, worst) = scores[0], scores[-1]

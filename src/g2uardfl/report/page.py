@@ -9,19 +9,20 @@ from __future__ import annotations
 import base64
 import dataclasses
 import hashlib
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ..experiments.comparison import shown_figure
+from ..experiments.results import Group
 from ..federation.audit import DECISIONS, Audit
 from ..simulation.directory import FinishedRun
-from ..simulation.metrics import FIGURES, figures, shown, summarise
+from ..simulation.metrics import FIGURES
 from . import headline
 from .charts import SERIES_COLOURS, Figure
 from .clients import client_rows
-from .curves import Group, grouped, rates
+from .curves import Series, rates, series_of
 from .graphs import graph, has_graph
 from .notes import event_rows, note_rows
 from .palette import DARK, LIGHT
@@ -41,19 +42,18 @@ def write_report(runs: Sequence[Run], path: str | Path, title: str = "g2uardfl r
 def render(runs: Sequence[Run], title: str) -> str:
     """The page as HTML, with scripts, styles and figures inside."""
     simulated = [run for run in runs if isinstance(run, FinishedRun)]
-    groups = grouped(simulated)
-    summaries = {id(run): summarise(run.rounds, run.config.defend_from) for run in simulated}
-    subjects = _subjects(runs, groups)
+    series = series_of(simulated)
+    subjects = _subjects(runs, series)
     script = _source("page.js")
     return str(
         _environment()
         .get_template("page.html")
         .render(
             title=title,
-            sentences=headline.of_groups(groups, summaries) if len(runs) > 1 else [],
-            results=_results(groups, summaries),
-            curves=rates(groups) if groups else [],
-            details=[_detail(subject, summaries) for subject in subjects],
+            sentences=headline.of_series(series) if len(runs) > 1 else [],
+            results=_results(series),
+            curves=rates(series) if series else [],
+            details=[_detail(subject) for subject in subjects],
             light=LIGHT,
             dark=DARK,
             exported_style=figure_style(),
@@ -71,21 +71,21 @@ def page_parts(template: str, **values: Any) -> str:
 def figures_of(runs: Sequence[Run]) -> list[Figure]:
     """All figures of the page, with names that are unique."""
     simulated = [run for run in runs if isinstance(run, FinishedRun)]
-    groups = grouped(simulated)
-    found = rates(groups) if groups else []
-    for subject in _subjects(runs, groups):
+    series = series_of(simulated)
+    found = rates(series) if series else []
+    for subject in _subjects(runs, series):
         for figure in _figures(subject):
             name = f"{figure.name}-{subject.key}" if len(runs) > 1 else figure.name
             found.append(dataclasses.replace(figure, name=name))
     return found
 
 
-def _subjects(runs: Sequence[Run], groups: Sequence[Group[FinishedRun]]) -> list[Subject]:
-    with_seed = len({run.config.seed for group in groups for run in group.runs}) > 1
+def _subjects(runs: Sequence[Run], series: Sequence[Series[FinishedRun]]) -> list[Subject]:
+    with_seed = len({run.config.seed for one in series for run in one.runs}) > 1
     names = {
-        id(run): f"{group.series} against {group.panel}" + (f", seed {run.config.seed}" if with_seed else "")
-        for group in groups
-        for run in group.runs
+        id(run): f"{one.name} against {one.panel}" + (f", seed {run.config.seed}" if with_seed else "")
+        for one in series
+        for run in one.runs
     }
     return [Subject(run, str(number), names.get(id(run), "")) for number, run in enumerate(runs, start=1)]
 
@@ -102,7 +102,7 @@ def _figures(subject: Subject) -> list[Figure]:
     ]
 
 
-def _detail(subject: Subject, summaries: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+def _detail(subject: Subject) -> dict[str, Any]:
     """What the page says about one run."""
     run = subject.run
     about: dict[str, Any]
@@ -111,7 +111,7 @@ def _detail(subject: Subject, summaries: Mapping[int, Mapping[str, Any]]) -> dic
         about = {"sentences": headline.of_audit(run), "warning": warning}
     else:
         about = {
-            "sentences": headline.of_run(run, summaries[id(run)]),
+            "sentences": headline.of_run(run),
             "facts": headline.facts(run),
             "settings": _settings(run),
             "environment": run.summary.get("environment", {}),
@@ -167,23 +167,15 @@ def _data(subject: Subject) -> dict[str, Any]:
     }
 
 
-def _results(groups: Sequence[Group[FinishedRun]], summaries: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
-    """The table of results: one row for each group, mean and standard deviation over its seeds."""
+def _results(series: Sequence[Series[FinishedRun]]) -> dict[str, Any]:
+    """The table of results: one row for each series, mean and standard deviation over its seeds."""
     rows = []
-    for group in groups:
-        columns = [figures(summaries[id(run)]) for run in group.runs]
-        seeds = ", ".join(str(run.config.seed) for run in group.runs)
-        rounds = "-".join(dict.fromkeys(str(len(run.rounds)) for run in group.runs))
-        cells = [_mean([column[heading] for column in columns]) for heading in FIGURES]
-        rows.append({"group": group, "cells": [*cells, rounds, seeds]})
+    for one in series:
+        cells = [shown_figure(Group({}, tuple(one.runs)), heading, figure) for heading, figure in FIGURES.items()]
+        seeds = ", ".join(str(run.config.seed) for run in one.runs)
+        rounds = ", ".join(dict.fromkeys(str(len(run.rounds)) for run in one.runs))
+        rows.append({"series": one, "cells": [*cells, rounds, seeds]})
     return {"head": [*FIGURES, "rounds", "seeds"], "rows": rows}
-
-
-def _mean(values: Iterable[float | None]) -> str:
-    known = [value for value in values if value is not None]
-    if len(known) < 2:
-        return shown(known[0] if known else None)
-    return f"{statistics.fmean(known):.2f} ± {statistics.stdev(known):.2f}"
 
 
 @cache
