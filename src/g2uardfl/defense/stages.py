@@ -58,7 +58,8 @@ class Evidence:
         """The `count` strongest edges of each client to others of this round, if they are positive, for reports."""
         edges = np.array(self.edges[self.here, self.here], dtype=float)
         np.fill_diagonal(edges, 0.0)
-        best = np.argsort(-edges, axis=1, kind="stable")[:, :count]
+        count = min(count, len(edges))
+        best = np.argpartition(-edges, count - 1, axis=1)[:, :count]
         pairs = {(min(i, j), max(i, j)) for i, row in enumerate(best.tolist()) for j in row if edges[i, j] > 0}
         return tuple(Edge(self.clients[i], self.clients[j], float(f"{edges[i, j]:.4g}")) for i, j in sorted(pairs))
 

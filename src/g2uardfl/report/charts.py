@@ -192,7 +192,7 @@ class Key:
     label: str
     style: str
     shape: str = "line"
-    """line, box, or one of `SHAPES`."""
+    """line, box, low (a box of half the height), ring, or one of `SHAPES`."""
 
 
 @dataclass

@@ -12,6 +12,8 @@ from .subjects import REFUSED, Subject, attacking, words
 
 _MAX_BARS = 120
 """More rounds than this share bars."""
+_HEIGHTS = {"held_out": 0.5, "invalid": 0.25}
+"""Cells that are lower than others, so that they are recognised without colours."""
 _OUTCOMES = {
     "attacks rejected": "hit",
     "attacks accepted": "missed",
@@ -43,8 +45,8 @@ def timeline(subject: Subject) -> Figure:
         x = left + column * place
         attacked = attacking(record)
         for client, verdict in record["verdicts"].items():
-            y = tops[client]
-            cells[verdict["decision"]].append(box(x + inset, y + inset, column - 2 * inset, row - 2 * inset))
+            y, filled = tops[client], _HEIGHTS.get(verdict["decision"], 1.0) * (row - 2 * inset)
+            cells[verdict["decision"]].append(box(x + inset, y + row - inset - filled, column - 2 * inset, filled))
             if client in attacked:
                 dots.append(circle(x + column / 2, y + row / 2, min(row, column) / 5))
     panel.marks += [_Mark(f"bar {decision}", "".join(found)) for decision, found in cells.items() if found]
@@ -56,7 +58,7 @@ def timeline(subject: Subject) -> Figure:
         "left": left, "column": column, "top": top, "row": row, "gap": gap, "attackers": len(subject.attackers),
     }  # fmt: skip
     decided = {verdict["decision"] for record in rounds for verdict in record["verdicts"].values()}
-    legend = [Key(words(decision), decision, "box") for decision in DECISIONS if decision in decided]
+    legend = [Key(words(name), name, "low" if name in _HEIGHTS else "box") for name in DECISIONS if name in decided]
     caption = "One cell for each submission; point at it for the reason."
     if subject.is_simulated:
         legend += [Key("attacked in this round", "truth", "dot")] if dots else []
