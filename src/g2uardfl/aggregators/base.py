@@ -23,7 +23,8 @@ from ..core.numerics import Array
 from ..core.settings import NoSettings, build
 from ..core.state_files import SavedState
 from ..core.text import escaped
-from ..core.updates import SentUpdates, UpdateCheckError, weighted_mean, weighted_sum
+from ..core.threads import one_thread
+from ..core.updates import SentUpdates, norms_and_peaks, weighted_mean, weighted_sum
 from .buffers import robust_mean
 from .reading import ClientId as ClientId
 from .reading import read_messages
@@ -182,6 +183,11 @@ class Round:
         """One row of `updates`."""
         return self.sent[row] if isinstance(self.sent, Tensor) else self.sent.row(row)
 
+    @property
+    def norms_and_peaks(self) -> Array:
+        """(clients x 2): the norm and the largest absolute value of each update, measured when the round was read."""
+        return norms_and_peaks(self.sent)
+
     def weighted_sum(self, coefficients: Array) -> Tensor:
         """Σ_i c_i Δw_i, with one coefficient for each client."""
         return weighted_sum(self.sent, torch.from_numpy(coefficients).to(self.global_vector))
@@ -211,8 +217,6 @@ class Outcome:
     note: str = ""
     """A remark about the round that is not the message of an event."""
     events: tuple[Event, ...] = ()
-    step_is_spare: bool = False
-    """Whether the new model may be built in the memory of `step`."""
     restored: FlatModel | None = None
     """An earlier model that becomes the new one; `step` and `shares` are then ignored."""
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -235,9 +239,6 @@ class Aggregator(ABC):
     """One line for `g2uardfl list defenses`."""
     uses_num_examples: bool = False
     """Whether the rule trusts the sample counts that clients report; it may depend on the settings."""
-    checked_on_the_way: ClassVar[bool] = False
-    """Whether `combine` reads all of `round_.sent` in blocks before it changes anything of its own. Numbers are then
-    checked while they are read, instead of in a separate pass."""
     takes_seed: ClassVar[bool] = False
     """Whether the rule draws random numbers and takes a `seed`."""
     Settings: ClassVar[type] = NoSettings
@@ -259,6 +260,7 @@ class Aggregator(ABC):
         """The dataclasses of all settings by the title of their group, for the reference."""
         return {"": [cls.Settings]}
 
+    @one_thread()
     def aggregate(
         self,
         global_weights: Weights,
@@ -304,25 +306,15 @@ class Aggregator(ABC):
             For what the caller controls: no clients at all, an empty model, an id that is no int or str, a pattern
             that matches no array.
         """
+        began = time.perf_counter()
         layout = ModelLayout.of(global_weights, buffers)
         examples = num_examples if self.uses_num_examples else None
-
-        def read(check: bool) -> tuple[Round, dict[ClientId, Verdict], str]:
-            return _read_round(layout, global_weights, client_weights, examples, check, round_number)
-
-        began = time.perf_counter()
-        try:
-            round_, excluded, remark = read(check=not self.checked_on_the_way)
-            self.accept_layout(layout)
-            read_at = time.perf_counter()
-            outcome = self._outcome(round_, min_updates)
-        except UpdateCheckError:
-            round_, excluded, remark = read(check=True)
-            read_at = time.perf_counter()
-            outcome = self._outcome(round_, min_updates)
+        round_, excluded, remark = _read_round(layout, global_weights, client_weights, examples, round_number)
+        self.accept_layout(layout)
+        read_at = time.perf_counter()
+        outcome = self._outcome(round_, min_updates)
         decided_at = time.perf_counter()
-        # Observers see the step after the model is built, which must not have taken its memory.
-        weights = _next_model(round_, outcome, step_is_spare=outcome.step_is_spare and not observers)
+        weights = _next_model(round_, outcome)
         built_at = time.perf_counter()
 
         decided = len(round_.clients) >= max(1, min_updates)
@@ -361,7 +353,10 @@ class Aggregator(ABC):
 
     @abstractmethod
     def combine(self, round_: Round) -> Outcome:
-        """Decide about one round of at least one usable update."""
+        """Decide about one round of at least one usable update.
+
+        Tensor operations use one thread here; `each_block` and `each_row` (`core.updates`) share work among all cores.
+        """
 
     def accept_layout(self, layout: ModelLayout) -> None:  # noqa: B027 - only a rule with memory has to look
         """Called with the model's layout before a round is decided; a rule with memory checks that it still fits."""
@@ -383,11 +378,10 @@ def _read_round(
     global_weights: Weights,
     client_weights: Mapping[ClientId, Weights],
     num_examples: Mapping[ClientId, int] | None,
-    check: bool,
     number: int | None,
 ) -> tuple[Round, dict[ClientId, Verdict], str]:
     """The round of usable updates, the verdicts on clients that take no part in it, and a remark for the note."""
-    messages = read_messages(layout, global_weights, client_weights, num_examples, check)
+    messages = read_messages(layout, global_weights, client_weights, num_examples)
     excluded = {
         **{client: Verdict("invalid", reason) for client, reason in messages.invalid.items()},
         **{client: Verdict("malicious", reason) for client, reason in messages.malicious.items()},
@@ -406,10 +400,10 @@ def _read_round(
     return round_, excluded, messages.note
 
 
-def _next_model(round_: Round, outcome: Outcome, step_is_spare: bool) -> dict[str, Any]:
+def _next_model(round_: Round, outcome: Outcome) -> dict[str, Any]:
     layout, like = round_.layout, round_.global_weights
     if outcome.restored is not None:
         return layout.rebuild(like, outcome.restored.vector.to(round_.global_vector), outcome.restored.buffers)
     flagged = [outcome.verdicts[client].decision == "malicious" for client in round_.clients]
     buffers = robust_mean(layout, like, round_.buffers, outcome.shares, ~np.array(flagged, dtype=bool))
-    return layout.rebuild(like, round_.global_vector, buffers, outcome.step, step_is_spare)
+    return layout.rebuild(like, round_.global_vector, buffers, outcome.step)

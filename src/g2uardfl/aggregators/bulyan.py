@@ -57,7 +57,6 @@ class Bulyan(Aggregator):
 
     name = "bulyan"
     summary = "selects clients by repeated Krum, then averages each parameter's values nearest the median"
-    checked_on_the_way = True
     Settings = BulyanSettings
 
     def __init__(self, *, malicious_clients: int = BulyanSettings.malicious_clients) -> None:

@@ -27,7 +27,6 @@ class FedAvg(Aggregator):
 
     name = "fedavg"
     summary = "plain average weighted by samples: no defence"
-    checked_on_the_way = True
     uses_num_examples = True
 
     def __init__(self) -> None:
@@ -40,4 +39,4 @@ class FedAvg(Aggregator):
             client: Verdict("accepted", "FedAvg accepts every usable update.", weight=float(share))
             for client, share in zip(round_.clients, shares, strict=True)
         }
-        return Outcome(round_.weighted_mean(shares), shares, verdicts, step_is_spare=True)
+        return Outcome(round_.weighted_mean(shares), shares, verdicts)

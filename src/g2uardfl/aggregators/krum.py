@@ -51,7 +51,6 @@ class Krum(Aggregator):
 
     name = "krum"
     summary = "takes the one update that is closest to its nearest neighbours"
-    checked_on_the_way = True
     Settings = KrumSettings
 
     def __init__(self, *, malicious_clients: int = KrumSettings.malicious_clients) -> None:

@@ -32,7 +32,6 @@ class Median(Aggregator):
 
     name = "median"
     summary = "takes the median of each parameter"
-    checked_on_the_way = True
 
     def __init__(self) -> None:
         super().__init__()

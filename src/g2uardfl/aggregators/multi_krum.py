@@ -59,7 +59,6 @@ class MultiKrum(Aggregator):
 
     name = "multi_krum"
     summary = "averages the n - f updates that are closest to their nearest neighbours"
-    checked_on_the_way = True
     Settings = MultiKrumSettings
 
     def __init__(
@@ -84,4 +83,4 @@ class MultiKrum(Aggregator):
         shares = np.zeros(clients)
         shares[selected] = sample_shares(round_.num_examples[selected])
         verdicts = krum_verdicts(round_, scores, shares, count)
-        return Outcome(round_.weighted_mean(shares), shares, verdicts, note, step_is_spare=True)
+        return Outcome(round_.weighted_mean(shares), shares, verdicts, note)

@@ -60,7 +60,6 @@ class RFA(Aggregator):
 
     name = "rfa"
     summary = "takes the geometric median of the clients' models"
-    checked_on_the_way = True
     uses_num_examples = True
     Settings = RFASettings
 

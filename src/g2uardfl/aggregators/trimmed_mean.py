@@ -51,7 +51,6 @@ class TrimmedMean(Aggregator):
 
     name = "trimmed_mean"
     summary = "averages each parameter without its largest and smallest values"
-    checked_on_the_way = True
     Settings = TrimmedMeanSettings
 
     def __init__(self, *, trimmed_share: float = TrimmedMeanSettings.trimmed_share) -> None:
