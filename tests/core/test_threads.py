@@ -44,10 +44,11 @@ def test_one_thread_restricts_torch_inside_the_block():
 
 @pytest.mark.parametrize("count", [1, 2, 5])
 @pytest.mark.parametrize("items", [0, 1, 3, 1000])
-def test_for_each_processes_every_item_once_with_one_torch_thread(count, items):
+@pytest.mark.parametrize("batch", [1, 3])
+def test_for_each_processes_every_item_once_with_one_torch_thread(count, items, batch):
     done = []
     with torch_threads(count):
-        for_each(lambda item: done.append((item, torch.get_num_threads())), range(items))
+        for_each(lambda item: done.append((item, torch.get_num_threads())), range(items), batch)
     assert sorted(done) == [(item, 1) for item in range(items)]
 
 

@@ -185,7 +185,7 @@ class Round:
 
     @property
     def norms_and_peaks(self) -> Array:
-        """(clients x 2): the norm and the largest absolute value of each update, measured when the round was read."""
+        """(clients x 2): the norm and the largest absolute value of each update."""
         return norms_and_peaks(self.sent)
 
     def weighted_sum(self, coefficients: Array) -> Tensor:

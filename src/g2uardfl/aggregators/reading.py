@@ -132,10 +132,10 @@ def _usable(
     unusable: dict[ClientId, str] = {}
     try:
         updates = SentUpdates(layout, global_vector, list(sent.values()))
-        norms = updates.norms_and_peaks[:, 0]
         # The comparison is also False for NaN.
-        for row in np.flatnonzero(~(norms <= largest_usable(layout.dtype))).tolist():
-            unusable[list(sent)[row]] = _unusable(_error(updates.row(row)))
+        for row in np.flatnonzero(~(updates.norm_bounds() <= largest_usable(layout.dtype) / 2)).tolist():
+            if reason := _error(updates.row(row)):
+                unusable[list(sent)[row]] = _unusable(reason)
     except Exception as error:
         if len(sent) == 1:
             return SentUpdates(layout, global_vector, []), dict.fromkeys(sent, _unusable(error))
@@ -150,11 +150,14 @@ def _usable(
     return rest, unusable | more
 
 
-def _error(update: Tensor) -> BadWeightsError:
-    """Why an update cannot be used that holds NaN or infinity, or is too large to be squared."""
-    if not bool(torch.isfinite(update).all()):
-        return BadWeightsError("sent NaN, infinity or numbers too large for the model")
-    return BadWeightsError(f"sent an update of norm {float(update.double().norm()):.1e}, which is too large")
+def _error(update: Tensor) -> BadWeightsError | None:
+    """Why an update cannot be used that holds NaN or infinity, or is too large to be squared; None if it can."""
+    norm = float(torch.linalg.vector_norm(update.double()))
+    if norm <= largest_usable(update.dtype):
+        return None
+    if math.isfinite(norm):
+        return BadWeightsError(f"sent an update of norm {norm:.1e}, which is too large")
+    return BadWeightsError("sent NaN, infinity or numbers too large for the model")
 
 
 def _checked_examples(value: object) -> float:

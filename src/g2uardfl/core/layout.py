@@ -35,10 +35,12 @@ _STATISTICS = ("running_mean", "moving_mean", *_VARIANCES)
 """How the names of running statistics end in the normalisation layers of torch, Keras and MXNet."""
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 """The dtypes of parameters; torch can store more, but not compute with them."""
+_USUAL = frozenset(map(np.dtype, (np.float16, np.float32, np.float64, np.int64)))
+"""The dtypes of NumPy arrays that torch reads as they are."""
 _LONGEST_NAME, _LONGEST_FORM = 60, 40
 """Characters of an array's name, and of its shape or dtype, in the reason why a message is unusable."""
-_MOVED_COLUMNS = 1 << 18
-"""The number of parameters that one task of `rebuild` adds up: 1 MiB in float32."""
+_MOVED_COLUMNS = 1 << 20
+"""The number of parameters that a thread of `rebuild` adds up at once."""
 _RECURRENT = re.compile(r"_l(\d+)(_reverse)?$")
 """How the parameter names of torch's recurrent modules end: with the number of the layer, and the direction."""
 
@@ -269,7 +271,9 @@ class ModelLayout:
 
 def as_tensor(value: object) -> Tensor:
     """An array as a tensor, without a copy if possible; raises `BadWeightsError` for anything else."""
-    form_of(value)
+    if type(value) is np.ndarray and value.dtype in _USUAL and value.flags.carray:
+        return torch.from_numpy(value)
+    _require_array(value)
     if isinstance(value, Tensor):
         return value.detach()
     array = np.asarray(value)
@@ -283,19 +287,17 @@ def as_tensor(value: object) -> Tensor:
     return torch.from_numpy(array)
 
 
-def form_of(value: object) -> tuple[tuple[int, ...], str, bool]:
-    """Shape, dtype and whether it is one of floats, read without the numbers; `BadWeightsError` if it is no array."""
+def _require_array(value: object) -> None:
+    """Raise `BadWeightsError` for what is no array of numbers; the numbers themselves are not read."""
     if isinstance(value, Tensor):
         if value.is_complex() or value.layout != torch.strided or value.is_quantized or value.is_meta:
             raise BadWeightsError("is not a dense real tensor")
         if value.is_floating_point() and value.dtype not in _FLOATS:
             raise BadWeightsError(f"is a tensor of {_dtype(value.dtype)}")
-        return tuple(value.shape), _dtype(value.dtype), value.is_floating_point()
-    if isinstance(value, np.ndarray | np.generic):
-        if value.dtype.kind not in "fiub":
-            raise BadWeightsError(f"is an array of {shortened(str(value.dtype), _LONGEST_FORM)}")
-        return value.shape, str(value.dtype), value.dtype.kind == "f"
-    raise BadWeightsError(f"is a {type(value).__name__}, not an array")
+    elif not isinstance(value, np.ndarray | np.generic):
+        raise BadWeightsError(f"is a {type(value).__name__}, not an array")
+    elif value.dtype.kind not in "fiub":
+        raise BadWeightsError(f"is an array of {shortened(str(value.dtype), _LONGEST_FORM)}")
 
 
 def largest_usable(dtype: torch.dtype) -> float:
@@ -310,15 +312,16 @@ def _checked(entry: Entry, weights: Weights) -> Tensor:
     """A client's array as a tensor; raises `BadWeightsError` if it does not fit the model's."""
     try:
         value = weights[entry.name]
-        shape, dtype, is_float = form_of(value)
-        if shape == entry.shape and is_float == entry.dtype.is_floating_point:
+        _require_array(value)
+        is_float = value.is_floating_point() if isinstance(value, Tensor) else value.dtype.kind == "f"
+        if value.shape == entry.shape and is_float == entry.dtype.is_floating_point:
             return as_tensor(value)
     except BadWeightsError as error:
         raise BadWeightsError(f"sent {entry.name!r} that {error}") from error
-    if shape != entry.shape:
-        shown = shortened(str(shape), _LONGEST_FORM)
+    if value.shape != entry.shape:
+        shown = shortened(str(tuple(value.shape)), _LONGEST_FORM)
         raise BadWeightsError(f"sent {entry.name!r} of shape {shown} instead of {entry.shape}")
-    raise BadWeightsError(f"sent {entry.name!r} as {dtype} instead of {_dtype(entry.dtype)}")
+    raise BadWeightsError(f"sent {entry.name!r} as {_dtype(value.dtype)} instead of {_dtype(entry.dtype)}")
 
 
 def _global_tensor(name: str, value: object) -> Tensor:
@@ -391,5 +394,5 @@ def _abbreviated(names: list[Any]) -> str:
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
 
 
-def _dtype(dtype: torch.dtype) -> str:
+def _dtype(dtype: object) -> str:
     return str(dtype).removeprefix("torch.")

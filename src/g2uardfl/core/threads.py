@@ -86,24 +86,32 @@ def in_parallel(function: Callable[[Item], Result], items: Sequence[Item]) -> It
                 yield from results
 
 
-def for_each(function: Callable[[Item], object], items: Sequence[Item]) -> None:
+def for_each(function: Callable[[Item], object], items: Sequence[Item], batch: int = 1) -> None:
     """Call `function` with each item, in any order, on as many threads as `in_parallel`, including the current one.
 
     Use it for functions that write their results in place. It starts five times faster than `in_parallel`, because it
     reuses threads and returns nothing.
+
+    Parameters
+    ----------
+    function, items
+        What to call with what.
+    batch
+        How many items a thread takes at once (default: 1). A thread pays only if it has about a millisecond of work.
     """
-    threads = _threads_for(len(items))
-    remaining = deque(items)
+    remaining = deque(items[start : start + batch] for start in range(0, len(items), batch))
+    threads = _threads_for(len(remaining))
 
     def work() -> None:
         try:
             with _inside_loop():
                 while remaining:
                     try:
-                        item = remaining.popleft()
+                        taken = remaining.popleft()
                     except IndexError:
-                        return  # Another thread took the last item.
-                    function(item)
+                        return  # Another thread took the last items.
+                    for item in taken:
+                        function(item)
         finally:
             # After an error the other threads stop, too.
             remaining.clear()
