@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import pytest
 import torch
 from torch import nn
 
@@ -54,9 +53,3 @@ class Patches(Task):
 
     def prepare(self, x: torch.Tensor) -> torch.Tensor:
         return x / 255 - 0.5
-
-
-@pytest.fixture(scope="session")
-def patches() -> Patches:
-    """The task, for the conftest files that import this fixture."""
-    return Patches()

@@ -102,4 +102,4 @@ class StandInServer(ServerContext):
     def probabilities(self, weights: Weights, inputs: Tensor) -> Tensor:
         """The softmax of the last matrix times the inputs."""
         weight = as_tensor(weights[self.output_layer.weight]).float().flatten(1)
-        return (inputs[:, : weight.shape[1]] @ weight.T).softmax(dim=1)
+        return (inputs[:, : weight.shape[1]].to(weight) @ weight.T).softmax(dim=1)

@@ -16,10 +16,12 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from .arrays import LONGEST_FORM, converted, dtype_name, require_array
+from .arrays import BadWeightsError as BadWeightsError
+from .arrays import as_tensor as as_tensor
 from .errors import ConfigError
 from .numerics import empty
 from .text import quoted, shortened
@@ -33,20 +35,12 @@ Kind = Literal["parameter", "statistic", "counter"]
 _VARIANCES = ("running_var", "moving_variance", "moving_var")
 _STATISTICS = ("running_mean", "moving_mean", *_VARIANCES)
 """How the names of running statistics end in the normalisation layers of torch, Keras and MXNet."""
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-"""The dtypes of parameters; torch can store more, but not compute with them."""
-_USUAL = frozenset(map(np.dtype, (np.float16, np.float32, np.float64, np.int64)))
-"""The dtypes of NumPy arrays that torch reads as they are."""
-_LONGEST_NAME, _LONGEST_FORM = 60, 40
-"""Characters of an array's name, and of its shape or dtype, in the reason why a message is unusable."""
+_LONGEST_NAME = 60
+"""Characters of an array's name in the reason why a message is unusable."""
 _MOVED_COLUMNS = 1 << 20
 """The number of parameters that a thread of `rebuild` adds up at once."""
 _RECURRENT = re.compile(r"_l(\d+)(_reverse)?$")
 """How the parameter names of torch's recurrent modules end: with the number of the layer, and the direction."""
-
-
-class BadWeightsError(ValueError):
-    """A client's weights are unusable; the message completes a sentence that begins with "The client"."""
 
 
 @dataclass(frozen=True)
@@ -162,6 +156,9 @@ class ModelLayout:
     def flatten(self, weights: Weights) -> Tensor:
         """The parameters of `weights` as one flat vector, on the device of the first parameter."""
         device = as_tensor(weights[self.parameters[0].name]).device
+        if device.type != "cpu":
+            ordered = sorted(self.parameters, key=lambda entry: entry.columns.start)
+            return torch.cat([as_tensor(weights[entry.name]).reshape(-1).to(device, self.dtype) for entry in ordered])
         vector = empty(self.num_parameters, dtype=self.dtype, device=device)
 
         def copy(entry: Entry) -> None:
@@ -269,37 +266,6 @@ class ModelLayout:
         return moved
 
 
-def as_tensor(value: object) -> Tensor:
-    """An array as a tensor, without a copy if possible; raises `BadWeightsError` for anything else."""
-    if type(value) is np.ndarray and value.dtype in _USUAL and value.flags.carray:
-        return torch.from_numpy(value)
-    _require_array(value)
-    if isinstance(value, Tensor):
-        return value.detach()
-    array = np.asarray(value)
-    dtype = array.dtype.newbyteorder("=")
-    if dtype.kind == "u" and dtype.itemsize > 1:
-        dtype = np.dtype(np.int64)
-    elif dtype == np.longdouble:
-        dtype = np.dtype(np.float64)
-    if dtype != array.dtype or any(stride < 0 for stride in array.strides) or not array.flags.writeable:
-        array = array.astype(dtype, copy=True)
-    return torch.from_numpy(array)
-
-
-def _require_array(value: object) -> None:
-    """Raise `BadWeightsError` for what is no array of numbers; the numbers themselves are not read."""
-    if isinstance(value, Tensor):
-        if value.is_complex() or value.layout != torch.strided or value.is_quantized or value.is_meta:
-            raise BadWeightsError("is not a dense real tensor")
-        if value.is_floating_point() and value.dtype not in _FLOATS:
-            raise BadWeightsError(f"is a tensor of {_dtype(value.dtype)}")
-    elif not isinstance(value, np.ndarray | np.generic):
-        raise BadWeightsError(f"is a {type(value).__name__}, not an array")
-    elif value.dtype.kind not in "fiub":
-        raise BadWeightsError(f"is an array of {shortened(str(value.dtype), _LONGEST_FORM)}")
-
-
 def largest_usable(dtype: torch.dtype) -> float:
     """The largest accepted norm of an update: 1/16 of the root of the largest finite number.
 
@@ -312,16 +278,16 @@ def _checked(entry: Entry, weights: Weights) -> Tensor:
     """A client's array as a tensor; raises `BadWeightsError` if it does not fit the model's."""
     try:
         value = weights[entry.name]
-        _require_array(value)
+        require_array(value)
         is_float = value.is_floating_point() if isinstance(value, Tensor) else value.dtype.kind == "f"
         if value.shape == entry.shape and is_float == entry.dtype.is_floating_point:
-            return as_tensor(value)
+            return converted(value)
     except BadWeightsError as error:
         raise BadWeightsError(f"sent {entry.name!r} that {error}") from error
     if value.shape != entry.shape:
-        shown = shortened(str(tuple(value.shape)), _LONGEST_FORM)
+        shown = shortened(str(tuple(value.shape)), LONGEST_FORM)
         raise BadWeightsError(f"sent {entry.name!r} of shape {shown} instead of {entry.shape}")
-    raise BadWeightsError(f"sent {entry.name!r} as {_dtype(value.dtype)} instead of {_dtype(entry.dtype)}")
+    raise BadWeightsError(f"sent {entry.name!r} as {dtype_name(value.dtype)} instead of {dtype_name(entry.dtype)}")
 
 
 def _global_tensor(name: str, value: object) -> Tensor:
@@ -392,7 +358,3 @@ def _abbreviated(names: list[Any]) -> str:
     """At most three names, and the number of the others."""
     shown = ", ".join(quoted(name, _LONGEST_NAME) for name in names[:3])
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
-
-
-def _dtype(dtype: object) -> str:
-    return str(dtype).removeprefix("torch.")

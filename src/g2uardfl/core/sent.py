@@ -101,9 +101,9 @@ class SentUpdates:
     @torch.no_grad()
     def _stacked(self) -> Tensor:
         """The matrix from one concatenation of all arrays of all clients: few calls, as a GPU needs it."""
-        arrays = [as_tensor(weights[entry.name]).reshape(-1) for weights in self._sent for entry in self._entries]
-        moved = [array.to(self.device, self.dtype) for array in arrays]
-        return torch.cat(moved).view(self.shape).sub_(self._global_vector) if moved else self._empty(*self.shape)
+        arrays = [array if array.dtype == self.dtype else array.to(self.dtype) for row in self._arrays for array in row]
+        del self._arrays  # refers to the memory of the clients, which may be freed
+        return torch.cat(arrays).view(self.shape).sub_(self._global_vector) if arrays else self._empty(*self.shape)
 
     def row(self, client: int) -> Tensor:
         """The update of one client."""
@@ -264,13 +264,15 @@ class SentUpdates:
     @cached_property
     def _arrays(self) -> list[list[Tensor]]:
         """For each client one flat array for each parameter."""
-        return [
-            [as_tensor(weights[entry.name]).to(self.device).reshape(-1) for entry in self._entries]
-            for weights in self._sent
-        ]
+        return [[_flat(weights[entry.name], self.device) for entry in self._entries] for weights in self._sent]
 
     def _empty(self, *shape: int) -> Tensor:
         return empty(*shape, dtype=self.dtype, device=self.device)
+
+
+def _flat(value: object, device: torch.device) -> Tensor:
+    tensor = value.detach() if isinstance(value, Tensor) else as_tensor(value)
+    return tensor.reshape(-1) if tensor.device == device else tensor.to(device).reshape(-1)
 
 
 def _batch(size: int) -> int:
