@@ -10,20 +10,27 @@ DEV := $(VENV)/.installed
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
 
 # All tests of a file run on one worker, because they share fixtures such as trained models and servers. Files start in
-# the order of tests/conftest.py, those with slow tests first. `logical` counts all cores; `auto` would ask psutil for
-# the physical ones.
-PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# the order of tests/conftest.py, those with slow tests first. `logical` is one process for each core; slow tests take
+# `auto`, which is one more.
+PYTEST := $(BIN)/python -m pytest --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo quick test lint types unit wheel format clean
+# Two targets at a time: the type checker and the build use one core only, and print nothing before their end.
+PARALLEL = $(MAKE) --no-print-directory --jobs 2
+
+# The tests start many processes; none of them has to compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: demo quick test lint types fast unit wheel format clean
 
 # A development environment has everything that the demo needs.
 demo: $(firstword $(wildcard $(DEV)) $(DEMO))
 	$(BIN)/g2uardfl demo
 
-quick: lint types
-	$(PYTEST) -m "not slow"
+quick: lint
+	$(PARALLEL) fast types
 
-test: lint types unit wheel
+test: lint
+	$(PARALLEL) unit types wheel
 
 lint: $(DEV)
 	$(BIN)/ruff check .
@@ -33,8 +40,11 @@ lint: $(DEV)
 types: $(DEV)
 	$(BIN)/mypy
 
+fast: $(DEV)
+	$(PYTEST) -n logical -m "not slow"
+
 unit: $(DEV)
-	$(PYTEST)
+	$(PYTEST) -n auto
 
 # The wheel must be complete: it is unpacked into an empty folder, and the command line runs from there.
 wheel: $(DEV)

@@ -28,8 +28,8 @@ _HONEST, _ATTACKERS = 8, 2
 """Clients of a round; attackers share a direction."""
 _LIFETIME = 40
 """The number of rounds after which every client has a new id."""
-_DISK_FULL_EVERY, _DISK_FULL_FOR = 100, 3
-"""The disk is full in the last three of every hundred rounds."""
+_DISK_FULL_FOR = 3
+"""The number of rounds for which the disk is full."""
 _SHAPES = {"hidden.weight": (16, 12), "hidden.bias": (16,), "norm.running_mean": (16,), "output.weight": (4, 16)}
 _SERVE = "serve"
 
@@ -83,8 +83,8 @@ def hostile_replies(weights: dict[str, np.ndarray], number: int) -> Iterator[Any
         yield kinds[(3 * number + place) % len(kinds)]()
 
 
-def serve(folder: Path, rounds: int, hostile: bool, disk_full: bool) -> None:
-    """Run the remaining ones of `rounds` in this process."""
+def serve(folder: Path, rounds: int, hostile: bool, disk_full_every: int) -> None:
+    """Run the remaining ones of `rounds` in this process; the disk is full at the end of every so many (0: never)."""
     from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
     from flwr.supercore.task_identity import TaskIdentity
 
@@ -101,7 +101,7 @@ def serve(folder: Path, rounds: int, hostile: bool, disk_full: bool) -> None:
 
     before = strategy.rounds_done
     for number in range(before + 1, rounds + 1):
-        is_full = disk_full and number % _DISK_FULL_EVERY >= _DISK_FULL_EVERY - _DISK_FULL_FOR
+        is_full = disk_full_every > 0 and number % disk_full_every >= disk_full_every - _DISK_FULL_FOR
         _limit_file_size(1000 if is_full else None)
         weights = {name: value.numpy() for name, value in state_dict(arrays).items()}
         replies = []
@@ -128,11 +128,10 @@ def _limit_file_size(limit: int | None) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (hard if limit is None else limit, hard))
 
 
-def run(folder: Path, rounds: int, *, hostile: bool, kills: int = 0, disk_full: bool = False, seed: int = 0) -> int:
+def run(folder: Path, rounds: int, *, hostile: bool, kills: int = 0, disk_full_every: int = 0, seed: int = 0) -> int:
     """Run a server in processes of its own until all rounds are done; returns how often it was killed."""
     folder.mkdir()
-    flags = ["--hostile"] * hostile + ["--disk-full"] * disk_full
-    command = [sys.executable, __file__, _SERVE, str(folder), str(rounds), *flags]
+    command = [sys.executable, __file__, _SERVE, str(folder), str(rounds), str(int(hostile)), str(disk_full_every)]
     rng, killed = random.Random(seed), 0
     while True:
         with (folder / "log").open("ab") as log:
@@ -174,12 +173,12 @@ def outcome(folder: Path) -> dict[str, Any]:
     }
 
 
-def soak(folder: Path, rounds: int, kills: int, seed: int = 0) -> dict[str, Any]:
+def soak(folder: Path, rounds: int, kills: int, seed: int = 0, disk_full_every: int = 100) -> dict[str, Any]:
     """Run the three servers and compare them."""
     began = time.perf_counter()
     run(folder / "calm", rounds, hostile=False)
     run(folder / "hostile", rounds, hostile=True)
-    killed = run(folder / "disturbed", rounds, hostile=True, kills=kills, disk_full=True, seed=seed)
+    killed = run(folder / "disturbed", rounds, hostile=True, kills=kills, disk_full_every=disk_full_every, seed=seed)
     calm, hostile, disturbed = (outcome(folder / name) for name in ("calm", "hostile", "disturbed"))
     memory = folder / "hostile" / "memory.jsonl"
     return {
@@ -209,6 +208,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == [_SERVE]:
-        serve(Path(sys.argv[2]), int(sys.argv[3]), "--hostile" in sys.argv, "--disk-full" in sys.argv)
+        serve(Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "1", int(sys.argv[5]))
     else:
         main()

@@ -15,6 +15,10 @@ import sys, g2uardfl
 assert g2uardfl.__file__.startswith(sys.argv[1]), g2uardfl.__file__
 import importlib.resources
 assert importlib.resources.files("g2uardfl").joinpath("py.typed").is_file()
+from g2uardfl.report.page import render
+assert "<script>" in render([], "no runs"), "the templates of the page are missing"
+from g2uardfl.experiments.paper.table import TABLES, load
+assert all(load(name).cells for name in TABLES)
 for registry in (g2uardfl.aggregators, g2uardfl.attacks, g2uardfl.tasks):
     for name in registry.names():
         registry.find(name)

@@ -30,6 +30,12 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(LeftoverProcesses(), "leftover-processes")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """With `-n auto` one process more than cores, because the tests of deployments mostly wait."""
+    return (os.cpu_count() or 1) + (config.option.numprocesses == "auto")
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m "not slow"` removes the slow tests
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Start files with slow tests first, so that parallel workers finish at about the same time."""

@@ -16,33 +16,46 @@ from ._version import __version__
 if TYPE_CHECKING:
     from . import aggregators, attacks, tasks
     from .aggregators.base import AggregationResult, Aggregator, Verdict
+    from .api import Run, simulate
     from .core.errors import ConfigError, DataError, G2uardFLError, StateError
     from .defense.g2uardfl import G2uardFL
+    from .experiments.tables import RunTables, load_runs
+    from .simulation.run import Callback
 
 __all__ = [
     "AggregationResult",
     "Aggregator",
+    "Callback",
     "ConfigError",
     "DataError",
     "G2uardFL",
     "G2uardFLError",
+    "Run",
+    "RunTables",
     "StateError",
     "Verdict",
     "__version__",
     "aggregators",
     "attacks",
+    "load_runs",
+    "simulate",
     "tasks",
 ]
 
 _MODULES = {
     "AggregationResult": ".aggregators.base",
     "Aggregator": ".aggregators.base",
+    "Callback": ".simulation.run",
     "ConfigError": ".core.errors",
     "DataError": ".core.errors",
     "G2uardFL": ".defense.g2uardfl",
     "G2uardFLError": ".core.errors",
+    "Run": ".api",
+    "RunTables": ".experiments.tables",
     "StateError": ".core.errors",
     "Verdict": ".aggregators.base",
+    "load_runs": ".experiments.tables",
+    "simulate": ".api",
 }
 """Public name -> the module that defines it."""
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from g2uardfl.aggregators import create
-from helpers.batch_norm import CLIENTS, DigitsFederation, changed, flagged
+from helpers.batch_norm import CLIENTS, DigitsFederation, Lie, changed, flagged
 
 pytestmark = pytest.mark.slow
 
@@ -28,23 +28,34 @@ HIDDEN_LIES = {
 }
 
 
+def new_federation(rule: str, alpha: float, seed: int) -> DigitsFederation:
+    return DigitsFederation(create(rule, **({"seed": 0} if rule == "g2uardfl" else {})), alpha, seed)
+
+
 @cache
-def after_20_rounds(rule: str, alpha: float, seed: int) -> DigitsFederation:
-    federation = DigitsFederation(create(rule, **({"seed": 0} if rule == "g2uardfl" else {})), alpha, seed)
+def after_20_rounds(rule: str, seed: int) -> tuple[DigitsFederation, dict]:
+    """A federation of clients with the same kind of data, and what its clients send in round 21."""
+    federation = new_federation(rule, math.inf, seed)
     federation.run(20)
-    return federation
+    return federation, deepcopy(federation).train()
+
+
+def three_more_rounds(rule: str, seed: int, liars: dict[int, Lie]) -> tuple[DigitsFederation, list]:
+    """The federation after 23 rounds, and the results of the last three, in which some clients lie."""
+    trained, sent = after_20_rounds(rule, seed)
+    federation = deepcopy(trained)
+    return federation, [federation.finish_round(sent, liars), *federation.run(2, liars)]
 
 
 @cache
 def accuracy_without_liars(rule: str) -> float:
-    federations = [deepcopy(after_20_rounds(rule, math.inf, seed)) for seed in range(3)]
-    return np.mean([federation.accuracy() for federation in federations if federation.run(3)])
+    return np.mean([three_more_rounds(rule, seed, {})[0].accuracy() for seed in range(3)])
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("alpha", [0.1, 0.5, math.inf])
 def test_honest_clients_are_never_flagged_and_no_round_mentions_them(alpha, seed):
-    federation = DigitsFederation(create("fedavg"), alpha, seed)
+    federation = new_federation("fedavg", alpha, seed)
     results = federation.run(15)
     assert [flagged(result) for result in results] == [[]] * 15
     assert {result.note for result in results} == {""}
@@ -56,8 +67,7 @@ def test_honest_clients_are_never_flagged_and_no_round_mentions_them(alpha, seed
 def test_one_liar_of_ten_moves_the_accuracy_by_less_than_a_point(rule, lie):
     accuracies = []
     for seed in range(3):
-        federation = deepcopy(after_20_rounds(rule, math.inf, seed))
-        results = federation.run(3, {CLIENTS - 1: (LIES | HIDDEN_LIES)[lie]})
+        federation, results = three_more_rounds(rule, seed, {CLIENTS - 1: (LIES | HIDDEN_LIES)[lie]})
         assert [flagged(result) for result in results] == [[CLIENTS - 1] if lie in LIES else []] * 3
         accuracies.append(federation.accuracy())
     assert abs(accuracy_without_liars(rule) - np.mean(accuracies)) < 1
@@ -66,7 +76,6 @@ def test_one_liar_of_ten_moves_the_accuracy_by_less_than_a_point(rule, lie):
 @pytest.mark.parametrize("lie", LIES)
 @pytest.mark.parametrize("rule", RULES)
 def test_four_liars_of_ten_are_flagged_in_every_round(rule, lie):
-    federation = deepcopy(after_20_rounds(rule, math.inf, 0))
-    results = federation.run(3, dict.fromkeys(range(6, 10), LIES[lie]))
+    federation, results = three_more_rounds(rule, 0, dict.fromkeys(range(6, 10), LIES[lie]))
     assert [flagged(result) for result in results] == [[6, 7, 8, 9]] * 3
     assert federation.accuracy() > accuracy_without_liars(rule) - 2

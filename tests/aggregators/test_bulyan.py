@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from g2uardfl.aggregators._distances import tolerated_clients
 from g2uardfl.aggregators.bulyan import Bulyan, mean_near_median
 from helpers.krum import lowest, slow_scores
-from helpers.rounds import assert_same_on_gpu, decisions, flower, rounds, send, updates_of, vector
+from helpers.rounds import decisions, flower, rounds, send, updates_of, vector
 
 
 def separated(scores):
@@ -116,10 +116,6 @@ def test_the_mean_near_the_median_of_any_values(values, share):
     ordered = sorted(values, key=lambda value: (abs(value - middle), value))
     got = mean_near_median(torch.tensor(values, dtype=torch.float64).unsqueeze(1), nearest)
     assert float(got) == pytest.approx(np.mean(ordered[:nearest]))
-
-
-def test_a_gpu_gives_the_same_result():
-    assert_same_on_gpu(Bulyan)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -54,7 +54,7 @@ def test_a_value_outside_its_range_is_refused_by_name(rule):
     [
         ("krum", {"malicius_clients": 1}, "did you mean malicious_clients?"),
         ("rfa", {"zzz": 1}, "smoothing, iterations, tolerance"),
-        ("fedavg", {"weight": 1}, "there are none"),
+        ("fedavg", {"weight": 1}, "has no settings"),
         ("flame", {"seed": 1, "noise_facto": 0.1}, "did you mean noise_factor?"),
     ],
 )
@@ -91,7 +91,7 @@ class TakesAnything(Krum):
 def test_constructors_of_third_parties_are_respected():
     made = aggregators.create(f"{__name__}:TakesAFile", path="x", strict=True)
     assert (made.path, made.strict) == ("x", True)
-    with pytest.raises(ConfigError, match="unknown setting 'pth': did you mean path"):
+    with pytest.raises(ConfigError, match="unknown setting 'pth' of takes_a_file: did you mean path"):
         aggregators.create(f"{__name__}:TakesAFile", pth="x")
     made = aggregators.create(f"{__name__}:TakesAnything", label="a", malicious_clients=1)
     assert (made.label, made.settings.malicious_clients) == ("a", 1)

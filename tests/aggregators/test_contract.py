@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import weakref
 
 import numpy as np
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 
 from g2uardfl import aggregators
 from g2uardfl.core.errors import ConfigError
-from g2uardfl.core.state_files import read_state, write_state
 from helpers.models import (
     batch_norm_model,
     federation,
@@ -69,17 +67,6 @@ def test_a_negative_running_variance_is_invalid(rule):
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_zero_updates_and_copies_of_another_client_are_handled(rule):
-    model = odd_mlp()
-    clients = federation(model)
-    clients["copy"] = clients[0]
-    clients["zero"] = model
-    result = make(rule, model).aggregate(model, clients)
-    assert all(verdict.decision in ("accepted", "held_out", "malicious") for verdict in result.verdicts.values())
-    assert all(torch.isfinite(value).all() for value in result.weights.values())
-
-
-@pytest.mark.parametrize("rule", RULES)
 def test_another_float_precision_is_converted(rule):
     model = odd_mlp()
     clients = federation(model)
@@ -87,17 +74,6 @@ def test_another_float_precision_is_converted(rule):
     assert same(
         make(rule, model).aggregate(model, doubled).weights, make(rule, model).aggregate(model, clients).weights
     )
-
-
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("model", MODELS)
-def test_if_every_message_is_invalid_the_global_model_is_kept_with_an_event(rule, model):
-    model = MODELS[model]()
-    result = make(rule, model).aggregate(model, {1: {}, "two": None})
-    assert same(result.weights, model)
-    assert {verdict.decision for verdict in result.verdicts.values()} == {"invalid"}
-    assert [event.kind for event in result.report.events] == ["model_kept"]
-    assert result.note == "No client sent a usable update: the global model was kept."
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -118,48 +94,6 @@ def test_a_global_model_without_valid_parameters_is_the_callers_error(rule, mode
 def test_a_client_id_that_is_no_int_or_str_is_the_callers_error(rule):
     with pytest.raises(ValueError, match="int or a str"):
         make(rule).aggregate(odd_mlp(), {(1, 2): odd_mlp(1)})
-
-
-@pytest.mark.parametrize("name", aggregators.names())
-def test_an_unknown_setting_is_refused_by_name(name):
-    with pytest.raises(ConfigError, match="unknown setting 'nonsense'"):
-        aggregators.create(name, nonsense=1)
-
-
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("model", MODELS)
-def test_the_result_has_the_names_kind_dtypes_and_shapes_of_the_global_model(rule, model):
-    model = MODELS[model]()
-    result = make(rule, model).aggregate(model, federation(model))
-    assert list(result.weights) == list(model)
-    for key, value in model.items():
-        assert type(result.weights[key]) is type(value)
-        assert result.weights[key].dtype == value.dtype
-        assert result.weights[key].shape == value.shape
-        assert result.weights[key] is not value
-
-
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_models_of_every_float_precision_keep_it_and_stay_finite(rule, dtype):
-    model = {key: value.to(dtype) for key, value in odd_mlp().items()}
-    clients = {i: {key: value.to(dtype) for key, value in perturbed(odd_mlp(), i).items()} for i in range(6)}
-    result = make(rule, model).aggregate(model, clients)
-    assert all(value.dtype == dtype and torch.isfinite(value).all() for value in result.weights.values())
-    assert not same(
-        {key: value.double() for key, value in result.weights.items()},
-        {key: value.double() for key, value in model.items()},
-    )
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_inputs_are_not_changed(rule):
-    model = odd_mlp()
-    clients = federation(model)
-    copies = {client: {key: value.clone() for key, value in weights.items()} for client, weights in clients.items()}
-    make(rule, model).aggregate(model, clients)
-    assert same(model, odd_mlp())
-    assert all(same(clients[client], copies[client]) for client in clients)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -217,7 +151,15 @@ class Weights(dict):
     """A model that can be referenced weakly."""
 
 
-@pytest.mark.slow
+@pytest.fixture
+def older_objects_uncollected():
+    """Let `gc.collect` look at the objects of this test alone, which takes no time."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("older_objects_uncollected")
 @pytest.mark.parametrize("rule", RULES)
 def test_no_model_of_a_round_is_referenced_after_it(rule):
     model = Weights(batch_norm_model())
@@ -232,65 +174,9 @@ def test_no_model_of_a_round_is_referenced_after_it(rule):
     assert made.name
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_a_rule_restored_between_any_two_rounds_continues_bit_for_bit(rule, tmp_path):
-    model, rounds = batch_norm_model(), 4
-    sent = [
-        {np.int64(i) if i % 2 else f"c{i + number}": weights for i, weights in federation(model, 6, 2, number).items()}
-        for number in range(rounds)
-    ]
-    whole, expected = make(rule, model), []
-    for number, clients in enumerate(sent):
-        write_state(tmp_path / str(number), "rule", whole.state())
-        expected.append(whole.aggregate(model, clients))
-    for number in range(rounds):
-        restored = make(rule, model)
-        restored.restore(read_state(tmp_path / str(number), "rule"))
-        for result, clients in zip(expected[number:], sent[number:], strict=True):
-            found = restored.aggregate(model, clients)
-            assert same(found.weights, result.weights)
-            assert found.verdicts == result.verdicts
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_restoring_keeps_the_settings(rule):
-    first, second = make(rule), make(rule)
-    second.restore(first.state())
-    assert second.configuration() == first.configuration()
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_global_random_generators_are_not_used(rule):
-    made, clients = make(rule), federation(odd_mlp())
-    torch.manual_seed(5)
-    np.random.seed(5)  # noqa: NPY002 - the test is about the global generator
-    expected = torch.rand(1), np.random.rand()  # noqa: NPY002
-    torch.manual_seed(5)
-    np.random.seed(5)  # noqa: NPY002
-    made.aggregate(odd_mlp(), clients)
-    assert (torch.rand(1), np.random.rand()) == expected  # noqa: NPY002
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_the_representation_shows_every_setting(rule):
-    made = make(rule)
-    for name, value in made.configuration().items():
-        assert f"{name}={value!r}" in repr(made)
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_a_report_holds_plain_values_with_one_verdict_per_client(rule):
-    model = odd_mlp()
-    report = make(rule).aggregate(model, federation(model)).report
-    assert list(report.verdicts) == list(federation(model))
-    assert json.loads(json.dumps(report.as_dict())) == report.as_dict()
-    for verdict in report.verdicts.values():
-        assert verdict.reason.endswith(".")
-
-
 def test_an_aggregator_is_found_by_its_address():
     assert aggregators.create("g2uardfl.aggregators.fedavg:FedAvg").name == "fedavg"
-    with pytest.raises(ConfigError, match="choose one of fedavg"):
+    with pytest.raises(ConfigError, match="choose from fedavg"):
         aggregators.create("nothing")
     with pytest.raises(ConfigError, match="cannot import"):
         aggregators.create("no_such_module:Thing")

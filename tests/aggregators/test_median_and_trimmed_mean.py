@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from g2uardfl.aggregators.median import Median
 from g2uardfl.aggregators.trimmed_mean import TrimmedMean, trimmed_clients
-from helpers.rounds import assert_same_on_gpu, byzfl, decisions, flower, rounds, send, updates_of, vector
+from helpers.rounds import byzfl, decisions, flower, rounds, send, updates_of, vector
 
 
 def slow_trimmed_mean(points, trimmed):
@@ -121,11 +121,6 @@ def test_a_round_does_not_depend_on_earlier_rounds(rule):
         np.testing.assert_array_equal(
             used.aggregate(model, sent).weights["w"], rule().aggregate(model, sent).weights["w"]
         )
-
-
-@pytest.mark.parametrize("rule", [Median, TrimmedMean])
-def test_a_gpu_gives_the_same_result(rule):
-    assert_same_on_gpu(rule)
 
 
 @pytest.mark.parametrize("clients", [10, 11, 40])

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from g2uardfl.aggregators.ndc import NDC
 from helpers.models import batch_norm_model
 from helpers.rounds import (
-    assert_same_on_gpu,
     byzfl,
     decisions,
     rounds,
@@ -82,11 +81,6 @@ def test_a_round_does_not_depend_on_earlier_rounds(rule):
         np.testing.assert_array_equal(
             used.aggregate(model, sent).weights["w"], rule().aggregate(model, sent).weights["w"]
         )
-
-
-@pytest.mark.parametrize("rule", [NDC])
-def test_a_gpu_gives_the_same_result(rule):
-    assert_same_on_gpu(rule)
 
 
 @pytest.mark.parametrize("clients", [10, 11, 40])

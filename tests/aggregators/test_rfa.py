@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from g2uardfl.aggregators.rfa import RFA
 from helpers.models import batch_norm_model, perturbed
 from helpers.rounds import (
-    assert_same_on_gpu,
     byzfl,
     decisions,
     rounds,
@@ -190,11 +189,6 @@ def test_a_round_does_not_depend_on_earlier_rounds(rule):
         np.testing.assert_array_equal(
             used.aggregate(model, sent).weights["w"], rule().aggregate(model, sent).weights["w"]
         )
-
-
-@pytest.mark.parametrize("rule", [RFA])
-def test_a_gpu_gives_the_same_result(rule):
-    assert_same_on_gpu(rule)
 
 
 @pytest.mark.parametrize("clients", [10, 11, 40])

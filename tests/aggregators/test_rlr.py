@@ -12,7 +12,6 @@ from g2uardfl.aggregators.fedavg import FedAvg
 from g2uardfl.aggregators.rlr import RLR
 from helpers.models import batch_norm_model, perturbed
 from helpers.rounds import (
-    assert_same_on_gpu,
     decisions,
     rounds,
     sample_counts,
@@ -122,7 +121,3 @@ def test_every_step_has_the_magnitude_of_fedavgs(updates):
     np.testing.assert_allclose(
         np.abs(vector(send(RLR(), updates))), np.abs(vector(send(FedAvg(), updates))), rtol=1e-12
     )
-
-
-def test_a_gpu_gives_the_same_result():
-    assert_same_on_gpu(RLR)

@@ -14,7 +14,7 @@ from g2uardfl.aggregators.weak_dp import WeakDP
 from g2uardfl.core.errors import StateError
 from g2uardfl.core.state_files import SavedState
 from helpers.models import batch_norm_model, federation
-from helpers.rounds import assert_same_on_gpu, rounds, sample_counts, send, vector
+from helpers.rounds import rounds, sample_counts, send, vector
 
 SIZE = 200_000
 """The number of parameters: enough for tests of the noise's distribution."""
@@ -92,7 +92,3 @@ def test_running_statistics_and_counters_receive_no_noise():
 def test_a_state_without_rounds_is_one_clear_error(values):
     with pytest.raises(StateError, match="weak_dp"):
         WeakDP().restore(SavedState(values))
-
-
-def test_a_gpu_gives_the_same_result():
-    assert_same_on_gpu(WeakDP)

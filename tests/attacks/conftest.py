@@ -13,7 +13,11 @@ from g2uardfl.tasks.base import Task
 from g2uardfl.training.local import Job, train_locally
 from helpers.attacking import RECIPE
 from helpers.models import Patches
-from helpers.models import patches as patches
+
+
+@pytest.fixture(scope="session")
+def patches() -> Patches:
+    return Patches()
 
 
 @pytest.fixture(scope="session")

@@ -21,6 +21,7 @@ from g2uardfl.training.local import Job, share_predicted, train_locally
 from helpers.attacking import StopAfter, observed_rounds
 from helpers.models import same
 from helpers.processes import PATIENCE
+from helpers.runs import session_cache
 
 MIRRORED = '''
 """Mirrored sevens get the label 1; attackers train twice as long and double their update."""
@@ -158,7 +159,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for name, code in modules.items():
         (package / f"{name}.py").write_text(code, encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("G2UARDFL_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+        patch.setenv("G2UARDFL_CACHE", str(session_cache(tmp_path_factory)))
         patch.syspath_prepend(place)
         importlib.invalidate_caches()
         yield place

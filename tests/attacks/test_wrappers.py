@@ -111,7 +111,7 @@ def test_impossible_names_and_settings_are_refused(name, given, message):
         ("dynamic_pdr", {"attack": None}, "dynamic_pdr cannot wrap attack=None: give an attack's name"),
         ("model_obfuscation", {"attack": BlackBox}, "BlackBox'>: give an attack's name or an attack object"),
         ("randomized", {"attack": ["pgd"], "radius": 1.0}, "cannot wrap attack=['pgd']: give an attack's name"),
-        ("randomized", {"attack": "shuffled"}, "unknown attack 'shuffled': choose one of"),
+        ("randomized", {"attack": "shuffled"}, "unknown attack 'shuffled': choose from"),
         ("randomized(pgd)", {"attack": "dba"}, "randomized(pgd) names the inner attack: leave out the setting attack"),
     ],
 )

@@ -1,4 +1,11 @@
 """Fixtures of this folder."""
 
-from helpers.models import patches as patches
+import pytest
+
+from helpers.models import Patches
 from helpers.records import digits_record as digits_record
+
+
+@pytest.fixture(scope="session")
+def patches() -> Patches:
+    return Patches()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
@@ -18,6 +17,7 @@ from g2uardfl.simulation.config import RunConfig
 from g2uardfl.simulation.run import Simulation
 from g2uardfl.tasks.base import Samples
 from g2uardfl.tasks.mnist import Mnist
+from helpers.runs import shared_cache as shared_cache
 
 STRENGTH_ON_DIGITS = {
     "black_box": (0.60, 0.04),
@@ -48,14 +48,6 @@ class MnistPart(Mnist):
 
     def load_test(self) -> Samples:
         return super().load_test().take(torch.arange(500))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def converged_starts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Train converged starts once for all tests."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("G2UARDFL_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
-        yield
 
 
 def last_rounds(simulation: Simulation, figure: str) -> float:

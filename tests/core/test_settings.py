@@ -8,7 +8,7 @@ import math
 import pytest
 
 from g2uardfl.core.errors import ConfigError
-from g2uardfl.core.settings import build, choice, number, seed, switch, unknown_setting
+from g2uardfl.core.settings import build, choice, number, seed, switch, table, text, unknown_setting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +38,22 @@ def test_a_seed_is_a_whole_number_or_none(given, expected):
 def test_any_other_seed_is_rejected(value):
     with pytest.raises(ConfigError, match="it must be a whole number from 0 to"):
         build(Random, {"seed": value})
+
+
+@dataclasses.dataclass(frozen=True)
+class Written:
+    name: str = text("a")
+    further: dict = table()
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [({"name": 5}, "name=5 is not allowed: it must be a string"), ({"further": 5}, "it must be a table of settings")],
+)
+def test_texts_and_tables_are_checked(value, message):
+    assert build(Written, {"name": "b", "further": {"x": 1}}).further == {"x": 1}
+    with pytest.raises(ConfigError, match=message):
+        build(Written, value)
 
 
 def test_settings_have_defaults():
@@ -85,7 +101,7 @@ def test_an_integer_setting_accepts_a_float_without_a_fraction():
     [
         ("windw", ["rate", "window"], "unknown setting 'windw': did you mean window?"),
         ("zzz", ["rate", "window"], "unknown setting 'zzz': choose from rate, window"),
-        ("zzz", [], "unknown setting 'zzz': there are none"),
+        ("zzz", [], "unknown setting 'zzz': it has no settings"),
     ],
 )
 def test_the_error_for_an_unknown_setting_names_the_known_ones(name, known, message):

@@ -129,7 +129,7 @@ def test_a_profile_has_a_class_for_each_part_and_a_summary_of_one_line(name):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("best", "unknown profile 'best': choose one of default, paper, or "),
+        ("best", "unknown profile 'best': choose from default, paper (or write "),
         ("no_such_module:Mine", "cannot import no_such_module"),
         ("g2uardfl.defense.agreement:Mine", "has no Mine"),
         ("g2uardfl.aggregators.fedavg:FedAvg", "must subclass g2uardfl.defense.profiles.Profile"),

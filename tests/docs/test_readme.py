@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from helpers.runs import session_cache
+
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 COMMANDS = [
@@ -34,7 +36,7 @@ def test_the_python_example_runs_and_says_what_became_of_every_client(tmp_path):
 @pytest.mark.slow
 def test_the_commands_run_one_after_the_other(tmp_path, tmp_path_factory):
     assert len(COMMANDS) >= 5
-    environment = {**os.environ, "G2UARDFL_CACHE": str(tmp_path_factory.getbasetemp() / "cache")}
+    environment = {**os.environ, "G2UARDFL_CACHE": str(session_cache(tmp_path_factory))}
     for command in COMMANDS:
         program, *arguments = shlex.split(command)
         assert program == "g2uardfl"

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from g2uardfl.aggregators.base import Event, RoundReport, Verdict, model_kept
+from g2uardfl.aggregators.base import Edge, Event, RoundReport, Verdict, model_kept
 from g2uardfl.core.errors import ConfigError, StateError
 from g2uardfl.federation.audit import Audit, AuditWriter
 from g2uardfl.federation.audit_files import line_hash, lines_of
@@ -73,6 +73,21 @@ def test_every_round_is_one_line_with_note_events_and_seconds(path):
     assert line["note"] == "The model was rolled back to round 3. A remark."
     assert line["events"] == [{"kind": "rolled_back", "message": "The model was rolled back to round 3.", "round": 3}]
     assert line["stage_seconds"] == {"reading": 0.5, "decision": 0.25}
+
+
+def test_the_edges_of_the_client_graph_are_in_the_line_of_the_round_and_read_back(path):
+    report = RoundReport(VERDICTS, edges=(Edge("hospital 4", BIG, 0.5),))
+    AuditWriter(path, "g2uardfl").write(1, report, {})
+    assert written_lines(path)[-1]["edges"] == Audit(path).rounds[0]["edges"] == [["hospital 4", str(BIG), 0.5]]
+
+
+@pytest.mark.parametrize("edges", [[["a"]], [["a", "b", "c"]], ["abc"], 1])
+def test_a_line_with_impossible_edges_is_damaged(path, edges):
+    AuditWriter(path, "g2uardfl").write(1, REPORT, {})
+    *verdicts, line = written_lines(path)
+    path.write_text("".join(json.dumps(one) + "\n" for one in [*verdicts, {**line, "edges": edges}]))
+    audit = Audit(path)
+    assert (audit.damaged, audit.rounds[0]["edges"]) == (1, [])
 
 
 def test_an_audit_behind_a_link_is_rotated_and_read_like_any_other(path):

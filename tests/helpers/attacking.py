@@ -13,7 +13,7 @@ from g2uardfl import aggregators, attacks
 from g2uardfl.aggregators import Round
 from g2uardfl.attacks.base import Attack, Member, Model, Turn
 from g2uardfl.simulation.config import RunConfig
-from g2uardfl.simulation.run import Simulation
+from g2uardfl.simulation.run import Callback, Simulation
 from g2uardfl.tasks.base import Samples, Task
 from g2uardfl.training.engine import Engine, LoopEngine
 from g2uardfl.training.local import Job, Recipe, batches
@@ -158,14 +158,11 @@ def observed_rounds(simulation: Simulation) -> list[Round]:
     return rounds
 
 
-class StopAfter:
+class StopAfter(Callback):
     """A callback that stops a run after a round."""
 
     def __init__(self, number: int) -> None:
         self.number = number
-
-    def on_start(self, simulation: Simulation) -> None:
-        """Nothing."""
 
     def on_round(self, simulation: Simulation, record: Mapping[str, Any]) -> None:
         """Stop after the given round."""

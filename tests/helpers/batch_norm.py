@@ -14,6 +14,7 @@ from g2uardfl.aggregators import AggregationResult, Aggregator
 from g2uardfl.simulation.partition import partition
 from g2uardfl.tasks.digits import Digits
 from g2uardfl.training.local import Job, Recipe, share_predicted, train_locally
+from helpers.models import seeded
 
 Model = dict[str, Any]
 Lie = Callable[[Model], Model]
@@ -43,8 +44,7 @@ class DigitsFederation:
     seed: int
 
     def __post_init__(self) -> None:
-        with torch.random.fork_rng():
-            torch.manual_seed(self.seed)
+        with seeded(self.seed):
             self.module = task().build_model()
         self.weights: Model = {name: value.clone() for name, value in self.module.state_dict().items()}
         shares = partition(task().train.y.numpy(), CLIENTS, self.alpha, self.seed)
@@ -53,21 +53,23 @@ class DigitsFederation:
 
     def run(self, rounds: int, liars: dict[int, Lie] | None = None) -> list[AggregationResult]:
         """Further rounds, in which some clients lie."""
-        results = []
-        for _ in range(rounds):
-            self.round += 1
-            sent = {client: self._trained(client) for client in range(CLIENTS)}
-            for client, lie in (liars or {}).items():
-                sent[client] = lie(sent[client])
-            counts = {client: len(samples) for client, samples in enumerate(self.samples)}
-            results.append(self.rule.aggregate(self.weights, sent, counts))
-            self.weights = results[-1].weights
-        return results
+        return [self.finish_round(self.train(), liars or {}) for _ in range(rounds)]
 
-    def _trained(self, client: int) -> Model:
+    def train(self) -> dict[int, Model]:
+        """The models that all clients train in the next round."""
         recipe = Recipe(lr=0.05, batch_size=32, epochs=1, steps=0, momentum=0.9, weight_decay=1e-4)
-        job = Job(client, self.samples[client], recipe, seed=10_000 * self.seed + 100 * self.round + client)
-        return train_locally(task(), self.module, self.weights, job)
+        first_seed = 10_000 * self.seed + 100 * (self.round + 1)
+        jobs = [Job(client, self.samples[client], recipe, first_seed + client) for client in range(CLIENTS)]
+        return {job.client: train_locally(task(), self.module, self.weights, job) for job in jobs}
+
+    def finish_round(self, trained: dict[int, Model], liars: dict[int, Lie]) -> AggregationResult:
+        """Aggregate what the clients trained, and what liars send instead."""
+        self.round += 1
+        sent = trained | {client: lie(trained[client]) for client, lie in liars.items()}
+        counts = {client: len(samples) for client, samples in enumerate(self.samples)}
+        result = self.rule.aggregate(self.weights, sent, counts)
+        self.weights = result.weights
+        return result
 
     def accuracy(self) -> float:
         """The accuracy of the global model, in percent."""

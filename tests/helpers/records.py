@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -9,21 +10,24 @@ import pytest
 from g2uardfl.simulation.config import RunConfig
 from g2uardfl.simulation.recorder import RECORD_FILE, Recorder
 from g2uardfl.simulation.run import Simulation
+from helpers.runs import session_cache, session_folder
 
 
 @pytest.fixture(scope="session")
 def digits_record(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The record of 30 rounds of the default profile on `digits`, with a black-box attack on a converged model.
 
-    The fixture is imported into several conftest files, each of which makes it a fixture of its own: the run is kept.
+    The run is kept for the whole session: several conftest files import this fixture, in several processes.
     """
-    path = tmp_path_factory.getbasetemp() / "digits-black_box-g2uardfl-0" / RECORD_FILE
-    if not path.exists():
-        path.parent.mkdir(exist_ok=True)
+    folder = session_folder(tmp_path_factory) / "digits-black_box-g2uardfl-0"
+    if not folder.exists():
+        unfinished = tmp_path_factory.mktemp("record")
         config = RunConfig(
             task="digits", attack="black_box", rounds=30, evaluate_every=30, engine="loop", defense="g2uardfl"
         )
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("G2UARDFL_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
-            Simulation(config).run([Recorder(path.parent)])
-    return path
+            patch.setenv("G2UARDFL_CACHE", str(session_cache(tmp_path_factory)))
+            Simulation(config).run([Recorder(unfinished)])
+        with suppress(OSError):  # another process was faster
+            unfinished.rename(folder)
+    return folder / RECORD_FILE

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import strategies as st
 
 from g2uardfl.aggregators import AggregationResult, Aggregator
@@ -88,22 +87,6 @@ def weights_of(result: AggregationResult) -> list[float | None]:
 def slow_shares(examples: Sequence[int]) -> list[float]:
     """n_i / Σ n, or equal shares if no client has samples."""
     return [n / sum(examples) if sum(examples) else 1 / len(examples) for n in examples]
-
-
-def assert_same_on_gpu(rule: type[Aggregator]) -> None:
-    """A rule gives the same result on a GPU as on a CPU, and the new model stays on the GPU."""
-    if not torch.cuda.is_available():
-        pytest.skip("there is no GPU to compare with")
-    for clients in (1, 2, 10, 30):
-        start = torch.from_numpy(updates_of("random", 1, 5001, 99)[0])
-        sent = {
-            i: {"w": start + row} for i, row in enumerate(torch.from_numpy(updates_of("clustered", clients, 5001, 1)))
-        }
-        on_cpu = rule().aggregate({"w": start}, sent)
-        on_gpu = rule().aggregate({"w": start.cuda()}, {i: {"w": model["w"].cuda()} for i, model in sent.items()})
-        assert on_gpu.weights["w"].is_cuda
-        torch.testing.assert_close(on_gpu.weights["w"].cpu(), on_cpu.weights["w"])
-        assert decisions(on_gpu) == decisions(on_cpu)
 
 
 def byzfl() -> ModuleType:

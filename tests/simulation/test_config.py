@@ -50,6 +50,7 @@ def test_zero_is_refused_and_not_replaced_by_the_tasks_default(name):
         ({"defend_from": 5, "rounds": 2}, "defend_from=5 is after the last round"),
         ({"attack_from": 5, "attack_until": 4}, "attack_until=4 is before attack_from=5"),
         ({"local_steps": 5, "local_epochs": 2}, "exclude each other"),
+        ({"sample_limit": 100, "partition": "natural"}, "sample_limit would separate samples"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(settings, message):
@@ -73,7 +74,7 @@ def test_a_config_file_of_version_1_has_its_old_meaning(tmp_path):
 
 @pytest.mark.parametrize(
     ("assignment", "message"),
-    [("rounds", "key=value"), ("server.x=1", "before the dot"), ("rounds=0", "rounds=0"), ("pmr=1.5", "pmr=1.5")],
+    [("rounds", "key=value"), ("server.x=1", "unknown prefix"), ("rounds=0", "rounds=0"), ("pmr=1.5", "pmr=1.5")],
 )
 def test_a_wrong_assignment_is_refused(assignment, message):
     with pytest.raises(ConfigError, match=message):

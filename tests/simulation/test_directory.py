@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 from safetensors.torch import load_file
@@ -40,8 +41,9 @@ def test_a_record_has_the_documented_keys(finished):
     record = run.rounds[-1]
     assert set(record) == {
         *("round", "acc", "asr", "selected", "malicious", "attacking", "verdicts", "seconds"),
-        *("note", "events", "stage_seconds"),
+        *("note", "events", "stage_seconds", "edges"),
     }
+    assert all({first, second} <= set(record["verdicts"]) for first, second, _ in record["edges"])
     assert set(record["seconds"]) == {"train", "defend", "evaluate"}
     assert set(record["verdicts"]) == {str(client) for client in record["selected"]}
     assert set(record["malicious"]) == set(record["selected"]) & simulation.schedule.malicious
@@ -68,3 +70,15 @@ def test_overwriting_deletes_the_files_of_the_run_only(tmp_path):
     (tmp_path / "checkpoint/round-00000001").mkdir(parents=True)
     RunDirectory(tmp_path, overwrite=True)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_an_unfinished_run_is_read_on_request_with_the_summary_of_its_rounds(finished, tmp_path):
+    lines = (finished[2].path / "rounds.jsonl").read_text().splitlines(keepends=True)
+    shutil.copy(finished[2].path / "config.toml", tmp_path)
+    # The next round is in the middle of being written.
+    (tmp_path / "rounds.jsonl").write_text("".join(lines[:5]) + lines[5][:40])
+    with pytest.raises(StateError, match="is not finished"):
+        FinishedRun(tmp_path)
+    run = FinishedRun(tmp_path, unfinished_too=True)
+    assert run.rounds == finished[2].rounds[:5]
+    assert (run.summary["rounds"], run.summary["asr"]) == (5, run.rounds[-1]["asr"])

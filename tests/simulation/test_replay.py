@@ -22,12 +22,13 @@ from g2uardfl.simulation.replay import create_for, replay, with_recorded_setting
 from g2uardfl.simulation.run import Simulation
 
 TASKS = [
-    "digits",
-    "mnist",
-    "sentiment140",
-    pytest.param("cifar10", marks=pytest.mark.slow),
-    pytest.param("reddit", marks=pytest.mark.slow),
+    ("digits", 4),
+    ("mnist", 4),
+    pytest.param("sentiment140", 2, marks=pytest.mark.slow),
+    pytest.param("cifar10", 2, marks=pytest.mark.slow),
+    pytest.param("reddit", 2, marks=pytest.mark.slow),
 ]
+"""Tasks and rounds: two rounds of a large model, and four of a small one."""
 SMALLEST_MODELS = {"mnist": "simplenet", "cifar10": "vgg9"}
 SENSITIVE = {"default": {"outlier_z_score": 0.3}, "paper": {}}
 """Settings with which each profile refuses clients within a few rounds."""
@@ -38,8 +39,9 @@ SAMPLES = 50
 def recorded_run(folder: Path, **settings) -> tuple[Simulation, Record]:
     """A short run from an untrained model, and its record as read from the file."""
     shape = {"rounds": 4, "clients": 12, "per_round": 8, "pmr": 0.4, "local_steps": 1, "batch_size": 8}
-    config = {"attack": "black_box", "defense": "g2uardfl", "start": "scratch", "engine": "loop", "evaluate_every": 4}
-    simulation = Simulation(RunConfig(**{**shape, **config, **settings}))
+    config = {"attack": "black_box", "defense": "g2uardfl", "start": "scratch", "engine": "loop"}
+    values = {**shape, **config, **settings}
+    simulation = Simulation(RunConfig(**values, evaluate_every=values["rounds"]))
     task = simulation.task
     task.test, task.backdoor_test = (part.take(torch.arange(SAMPLES)) for part in (task.test, task.backdoor_test))
     simulation.run([Recorder(folder)])
@@ -66,14 +68,15 @@ def assert_same_verdicts(simulation: Simulation, record: Record, guard: G2uardFL
 
 
 @pytest.mark.parametrize("profile", ["default", "paper"])
-@pytest.mark.parametrize("task", TASKS)
-def test_a_replay_gives_the_verdicts_of_the_run(task, profile, tmp_path, request):
+@pytest.mark.parametrize(("task", "rounds"), TASKS)
+def test_a_replay_gives_the_verdicts_of_the_run(task, rounds, profile, tmp_path, request):
     data_dir = "" if task == "digits" else str(request.getfixturevalue("real_data"))
     simulation, record = recorded_run(
         tmp_path,
         task=task,
         model=SMALLEST_MODELS.get(task, ""),
         data_dir=data_dir,
+        rounds=rounds,
         seed=3,
         defense_settings={"profile": profile, **SENSITIVE[profile]},
     )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from g2uardfl import aggregators
+from g2uardfl import aggregators, tasks
 from g2uardfl.core.errors import ConfigError
 from g2uardfl.simulation.config import RunConfig
 from g2uardfl.simulation.run import Simulation
@@ -104,3 +104,18 @@ def test_the_engine_is_chosen_by_the_work_of_the_whole_run(rounds, expected):
         assert type(engine).__name__ == expected
     finally:
         engine.close()
+
+
+def test_a_limit_of_samples_holds_for_every_set_and_does_not_depend_on_the_seed():
+    runs = [
+        Simulation(RunConfig(sample_limit=100, clients=5, per_round=2, start="scratch", seed=seed)) for seed in (0, 1)
+    ]
+    for run in runs:
+        run.prepare()
+    first, second = (run.task for run in runs)
+    for part in ("train", "test", "backdoor_train", "backdoor_test"):
+        assert len(getattr(first, part)) == 100
+        assert torch.equal(getattr(first, part).x, getattr(second, part).x)
+    assert sum(runs[0].samples.clients.count(client) for client in range(5)) == 100
+    whole = {image.numpy().tobytes() for image in tasks.create("digits").train.x}
+    assert {image.numpy().tobytes() for image in first.train.x} <= whole

@@ -11,13 +11,20 @@ from g2uardfl.tasks.mnist import Mnist
 from g2uardfl.tasks.reddit import COMMENTS_FILE
 from g2uardfl.tasks.sentiment140 import EDGE_TEST_FILE, EDGE_TRAIN_FILE, TEST_FILE, TRAIN_FILE
 from helpers.data_sets import store, store_table
+from helpers.runs import session_cache
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of cached text; every test has its own."""
-    monkeypatch.setenv("G2UARDFL_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "prepared"
+def cache(
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> Path:
+    """The folder of cached text; every test has its own, except that real data are encoded once in a session."""
+    folder = session_cache(tmp_path_factory) if "real_data" in request.fixturenames else tmp_path / "cache"
+    monkeypatch.setenv("G2UARDFL_CACHE", str(folder))
+    return folder / "prepared"
 
 
 @pytest.fixture

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import torch
+from sklearn.datasets import load_digits
+
 from g2uardfl import tasks
 
 DIGITS = tasks.create("digits")
 
 
-def test_every_fifth_image_is_a_test_image():
+def test_images_and_labels_are_those_of_scikit_learn_and_every_fifth_is_a_test_image():
+    images, labels = load_digits().images, load_digits().target
+    is_test = torch.arange(1797) % 5 == 0
+    for part, chosen in ((DIGITS.train, ~is_test), (DIGITS.test, is_test)):
+        assert torch.equal(part.x[:, 0], torch.from_numpy(images).byte()[chosen])
+        assert torch.equal(part.y, torch.from_numpy(labels)[chosen])
+
+
+def test_no_training_image_is_a_test_image():
     assert (len(DIGITS.train), len(DIGITS.test)) == (1437, 360)
     train, test = ({image.numpy().tobytes() for image in part.x} for part in (DIGITS.train, DIGITS.test))
     assert not train & test

@@ -10,9 +10,11 @@ from g2uardfl.training.engine import make_engine
 DIGITS = tasks.create("digits")
 
 
-@pytest.mark.parametrize(("samples", "expected"), [(1e4, "LoopEngine"), (1e9, "WorkerEngine")])
-def test_processes_are_started_only_for_enough_work(samples, expected):
-    engine = make_engine("auto", DIGITS, DIGITS.build_model(), samples=samples, workers=1)
+@pytest.mark.parametrize(
+    ("samples", "workers", "expected"), [(1e4, 2, "LoopEngine"), (1e9, 2, "WorkerEngine"), (1e9, 1, "LoopEngine")]
+)
+def test_processes_are_started_only_for_enough_work_and_if_they_are_several(samples, workers, expected):
+    engine = make_engine("auto", DIGITS, DIGITS.build_model(), samples=samples, workers=workers)
     try:
         assert type(engine).__name__ == expected
     finally:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from functools import cache
+from importlib.metadata import distribution
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.datasets import load_digits
 
 Array = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.int64]
@@ -22,9 +22,14 @@ def fresh() -> Model:
 
 @cache
 def images() -> tuple[Array, Labels]:
-    """All images (brightness 0 to 1) and their labels, read once for each process."""
-    pixels, digits = load_digits(return_X_y=True)
-    return (pixels / 16).astype(np.float32), digits
+    """All images (brightness 0 to 1) and their labels.
+
+    They are those of `sklearn.datasets.load_digits`. Flower starts a process for each message, and importing
+    scikit-learn would take most of its time.
+    """
+    path = distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")
+    table = np.loadtxt(path, delimiter=",")
+    return (table[:, :-1] / 16).astype(np.float32), table[:, -1].astype(np.int64)
 
 
 def test_data() -> tuple[Array, Labels]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any, cast
 
-from ..core.constructors import refuse_unknown_names
+from ..core.constructors import construct
 from ..core.registry import Registry
 
 if TYPE_CHECKING:
@@ -58,19 +58,17 @@ def names() -> list[str]:
 
 
 def find(name: str) -> type[Aggregator]:
-    """The class behind a built-in name or `package.module:ClassName`."""
+    """The class behind a built-in name, `package.module:ClassName` or `FILE.py:ClassName`."""
     return cast("type[Aggregator]", _registry.find(name))
 
 
-def create(name: str, **params: Any) -> Aggregator:
+def create(name: str, /, **params: Any) -> Aggregator:
     """Make an aggregator that is ready for its first round.
 
     >>> create("krum", malicious_clients=1)
     Krum(malicious_clients=1)
     """
-    kind = find(name)
-    refuse_unknown_names(kind, params)
-    return kind(**params)
+    return construct(find(name), params)
 
 
 def __getattr__(name: str) -> Any:

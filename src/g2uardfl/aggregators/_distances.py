@@ -47,7 +47,6 @@ def update_distances(updates: Tensor | SentUpdates) -> Array:
     underflow = _UNDERFLOW_MARGIN * torch.finfo(updates.dtype).tiny * updates.shape[1]
     if pairwise:
         result = _summed_differences(updates, slice(None), updates.dtype)
-        _mark_checked(updates)
         inexact = result <= underflow
     else:
         products = update_products(updates, dtype=updates.dtype)
@@ -77,11 +76,6 @@ def _summed_differences(updates: Tensor | SentUpdates, rows: slice | list[int], 
     return result + result.T
 
 
-def _mark_checked(updates: Tensor | SentUpdates) -> None:
-    if isinstance(updates, SentUpdates):
-        updates.mark_checked()
-
-
 def update_products(
     updates: Tensor | SentUpdates, rows: slice | list[int] = slice(None), dtype: torch.dtype = torch.float64
 ) -> Array:
@@ -104,9 +98,7 @@ def update_products(
             # NumPy computes only half of the product of a matrix with its own transpose.
             return np.asarray(numbers @ numbers.T, dtype=np.float64)
 
-    summed = np.asarray(sum(in_parallel(products, range(0, parameters, size))))
-    _mark_checked(updates)
-    return summed
+    return np.asarray(sum(in_parallel(products, range(0, parameters, size))))
 
 
 def update_norms(updates: Tensor) -> Array:

@@ -11,18 +11,20 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..core.errors import G2uardFLError
 from ..core.layout import ModelLayout, Weights
 from ..core.numerics import Array
 from ..core.settings import NoSettings, build
 from ..core.state_files import SavedState
 from ..core.text import escaped
-from ..core.updates import SentUpdates, UpdateCheckError, weighted_mean, weighted_sum
+from ..core.threads import one_thread
+from ..core.updates import SentUpdates, norms_and_peaks, weighted_mean, weighted_sum
 from .buffers import robust_mean
 from .reading import ClientId as ClientId
 from .reading import read_messages
@@ -89,6 +91,14 @@ class Event:
         return {"kind": self.kind, "message": self.message, **self.details}
 
 
+class Edge(NamedTuple):
+    """An edge of a rule's graph of the clients."""
+
+    first: ClientId
+    second: ClientId
+    weight: float
+
+
 def model_kept(why: str) -> Event:
     """The event of a round that leaves the global model as it was.
 
@@ -109,13 +119,17 @@ class RoundReport:
     """What the rule did to the model on its own."""
     seconds: dict[str, float] = field(default_factory=dict)
     """How long each stage took, in the order of the stages."""
+    edges: tuple[Edge, ...] = ()
+    """The strongest edges of the round's clients, for rules that build a graph of them."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Note, events and stage seconds as JSON values; verdicts are stored apart from them."""
+        """Note, events, stage seconds and, if there are any, edges as JSON values; verdicts are stored apart."""
+        edges = [[str(edge.first), str(edge.second), edge.weight] for edge in self.edges]
         return {
             "note": self.note,
             "events": [event.as_dict() for event in self.events],
             "stage_seconds": dict(self.seconds),
+            **({"edges": edges} if edges else {}),
         }
 
 
@@ -171,6 +185,11 @@ class Round:
         """One row of `updates`."""
         return self.sent[row] if isinstance(self.sent, Tensor) else self.sent.row(row)
 
+    @property
+    def norms_and_peaks(self) -> Array:
+        """(clients x 2): the norm and the largest absolute value of each update."""
+        return norms_and_peaks(self.sent)
+
     def weighted_sum(self, coefficients: Array) -> Tensor:
         """Σ_i c_i Δw_i, with one coefficient for each client."""
         return weighted_sum(self.sent, torch.from_numpy(coefficients).to(self.global_vector))
@@ -200,14 +219,14 @@ class Outcome:
     note: str = ""
     """A remark about the round that is not the message of an event."""
     events: tuple[Event, ...] = ()
-    step_is_spare: bool = False
-    """Whether the new model may be built in the memory of `step`."""
     restored: FlatModel | None = None
     """An earlier model that becomes the new one; `step` and `shares` are then ignored."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """How long the parts of the decision took."""
     observation: Any = None
     """The numbers that the decision was based on, for rules that can decide recorded rounds."""
+    edges: tuple[Edge, ...] = ()
+    """The strongest edges of the round's clients, for rules that build a graph of them."""
 
 
 RoundObserver: TypeAlias = Callable[[Round, Outcome], None]
@@ -222,16 +241,13 @@ class Aggregator(ABC):
     """One line for `g2uardfl list defenses`."""
     uses_num_examples: bool = False
     """Whether the rule trusts the sample counts that clients report; it may depend on the settings."""
-    checked_on_the_way: ClassVar[bool] = False
-    """Whether `combine` reads all of `round_.sent` in blocks before it changes anything of its own. Numbers are then
-    checked while they are read, instead of in a separate pass."""
     takes_seed: ClassVar[bool] = False
     """Whether the rule draws random numbers and takes a `seed`."""
     Settings: ClassVar[type] = NoSettings
     """A frozen dataclass of the rule's settings, with the fields of `settings.py`."""
 
     def __init__(self, **params: Any) -> None:
-        self.settings: Any = build(self.Settings, params)
+        self.settings: Any = build(self.Settings, params, type(self).__name__)
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={value!r}" for name, value in self.configuration().items())
@@ -241,6 +257,12 @@ class Aggregator(ABC):
         """All settings by name, as resolved."""
         return asdict(self.settings)
 
+    @classmethod
+    def setting_groups(cls) -> dict[str, list[type]]:
+        """The dataclasses of all settings by the title of their group, for the reference."""
+        return {"": [cls.Settings]}
+
+    @one_thread()
     def aggregate(
         self,
         global_weights: Weights,
@@ -286,25 +308,15 @@ class Aggregator(ABC):
             For what the caller controls: no clients at all, an empty model, an id that is no int or str, a pattern
             that matches no array.
         """
+        began = time.perf_counter()
         layout = ModelLayout.of(global_weights, buffers)
         examples = num_examples if self.uses_num_examples else None
-
-        def read(check: bool) -> tuple[Round, dict[ClientId, Verdict], str]:
-            return _read_round(layout, global_weights, client_weights, examples, check, round_number)
-
-        began = time.perf_counter()
-        try:
-            round_, excluded, remark = read(check=not self.checked_on_the_way)
-            self.accept_layout(layout)
-            read_at = time.perf_counter()
-            outcome = self._outcome(round_, min_updates)
-        except UpdateCheckError:
-            round_, excluded, remark = read(check=True)
-            read_at = time.perf_counter()
-            outcome = self._outcome(round_, min_updates)
+        round_, excluded, remark = _read_round(layout, global_weights, client_weights, examples, round_number)
+        self.accept_layout(layout)
+        read_at = time.perf_counter()
+        outcome = self._outcome(round_, min_updates)
         decided_at = time.perf_counter()
-        # Observers see the step after the model is built, which must not have taken its memory.
-        weights = _next_model(round_, outcome, step_is_spare=outcome.step_is_spare and not observers)
+        weights = _next_model(round_, outcome)
         built_at = time.perf_counter()
 
         decided = len(round_.clients) >= max(1, min_updates)
@@ -318,6 +330,7 @@ class Aggregator(ABC):
                 **(outcome.seconds or {"decision": decided_at - read_at}),
                 "building the model": built_at - decided_at,
             },
+            edges=outcome.edges,
         )
         for event in outcome.events:
             logger.log(event.level, "%s: %s", self.name, escaped(event.message))
@@ -329,7 +342,12 @@ class Aggregator(ABC):
         """The rule's decision; without asking it, the kept model where too few updates are usable."""
         count = len(round_.clients)
         if count >= max(1, min_updates):
-            return self.combine(round_)
+            outcome = self.combine(round_)
+            if forgotten := [client for client in round_.clients if client not in outcome.verdicts]:
+                raise G2uardFLError(
+                    f"{self.name} gives no verdict on client {forgotten[0]!r}: combine() must return one for each"
+                )
+            return outcome
         why = f"{count} of at least {min_updates} usable updates arrived" if count else "No client sent a usable update"
         event = model_kept(why)
         verdicts = {client: Verdict("held_out", f"Not used: {event.message}") for client in round_.clients}
@@ -337,7 +355,10 @@ class Aggregator(ABC):
 
     @abstractmethod
     def combine(self, round_: Round) -> Outcome:
-        """Decide about one round of at least one usable update."""
+        """Decide about one round of at least one usable update.
+
+        Tensor operations use one thread here; `each_block` and `each_row` (`core.updates`) share work among all cores.
+        """
 
     def accept_layout(self, layout: ModelLayout) -> None:  # noqa: B027 - only a rule with memory has to look
         """Called with the model's layout before a round is decided; a rule with memory checks that it still fits."""
@@ -359,11 +380,10 @@ def _read_round(
     global_weights: Weights,
     client_weights: Mapping[ClientId, Weights],
     num_examples: Mapping[ClientId, int] | None,
-    check: bool,
     number: int | None,
 ) -> tuple[Round, dict[ClientId, Verdict], str]:
     """The round of usable updates, the verdicts on clients that take no part in it, and a remark for the note."""
-    messages = read_messages(layout, global_weights, client_weights, num_examples, check)
+    messages = read_messages(layout, global_weights, client_weights, num_examples)
     excluded = {
         **{client: Verdict("invalid", reason) for client, reason in messages.invalid.items()},
         **{client: Verdict("malicious", reason) for client, reason in messages.malicious.items()},
@@ -382,10 +402,10 @@ def _read_round(
     return round_, excluded, messages.note
 
 
-def _next_model(round_: Round, outcome: Outcome, step_is_spare: bool) -> dict[str, Any]:
+def _next_model(round_: Round, outcome: Outcome) -> dict[str, Any]:
     layout, like = round_.layout, round_.global_weights
     if outcome.restored is not None:
         return layout.rebuild(like, outcome.restored.vector.to(round_.global_vector), outcome.restored.buffers)
     flagged = [outcome.verdicts[client].decision == "malicious" for client in round_.clients]
     buffers = robust_mean(layout, like, round_.buffers, outcome.shares, ~np.array(flagged, dtype=bool))
-    return layout.rebuild(like, round_.global_vector, buffers, outcome.step, step_is_spare)
+    return layout.rebuild(like, round_.global_vector, buffers, outcome.step)

@@ -38,6 +38,11 @@ class Bulyan(Aggregator):
     malicious_clients
         f: how many clients of a round may be malicious (default: 2).
 
+    Notes
+    -----
+    Stops attacks that change a few parameters strongly, which Krum lets through. It shares the weakness of Krum against
+    colluding clients that are closer to each other than honest ones.
+
     References
     ----------
     El Mhamdi, Guerraoui and Rouault, "The Hidden Vulnerability of Distributed Learning in Byzantium", ICML 2018.
@@ -52,7 +57,6 @@ class Bulyan(Aggregator):
 
     name = "bulyan"
     summary = "selects clients by repeated Krum, then averages each parameter's values nearest the median"
-    checked_on_the_way = True
     Settings = BulyanSettings
 
     def __init__(self, *, malicious_clients: int = BulyanSettings.malicious_clients) -> None:

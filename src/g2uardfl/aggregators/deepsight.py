@@ -85,6 +85,11 @@ class DeepSight(NeedsServer):
     seed
         Determines the random inputs, together with the number of the round; None draws one (default: None).
 
+    Notes
+    -----
+    Needs a server that can run the model (`ServerContext`). Assumes that attackers train on fewer labels than honest
+    clients, and that a cluster of attackers has few honest members.
+
     References
     ----------
     Rieger et al., "DeepSight: Mitigating Backdoor Attacks in Federated Learning Through Deep Model Inspection",

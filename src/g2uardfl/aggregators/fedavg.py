@@ -9,6 +9,10 @@ from .base import Aggregator, Outcome, Round, Verdict
 class FedAvg(Aggregator):
     """G' = G + Σ n_i/n Δw_i over all usable updates. It has no settings.
 
+    Notes
+    -----
+    No defence: one client that scales its update controls the model.
+
     References
     ----------
     McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017.
@@ -23,7 +27,6 @@ class FedAvg(Aggregator):
 
     name = "fedavg"
     summary = "plain average weighted by samples: no defence"
-    checked_on_the_way = True
     uses_num_examples = True
 
     def __init__(self) -> None:
@@ -36,4 +39,4 @@ class FedAvg(Aggregator):
             client: Verdict("accepted", "FedAvg accepts every usable update.", weight=float(share))
             for client, share in zip(round_.clients, shares, strict=True)
         }
-        return Outcome(round_.weighted_mean(shares), shares, verdicts, step_is_spare=True)
+        return Outcome(round_.weighted_mean(shares), shares, verdicts)

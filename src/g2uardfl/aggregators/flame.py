@@ -43,6 +43,11 @@ class FLAME(CountsRounds):
     seed
         Determines the noise, together with the number of the round; None draws one (default: None).
 
+    Notes
+    -----
+    Assumes that more than half of the clients of a round are honest: it accepts the attackers in a round in which they
+    are the majority. It has many false positives by design.
+
     References
     ----------
     Nguyen et al., "FLAME: Taming Backdoors in Federated Learning", USENIX Security 2022.

@@ -26,6 +26,11 @@ class FLTrust(NeedsServer):
     the norm of g_0, up or down. Clients with a trust score of 0 are held out. If all scores are 0, or the server's
     training changed nothing, the global model is kept. It has no settings.
 
+    Notes
+    -----
+    Needs a server with clean data (`ServerContext`); the simulator takes 1 % of the test data, which is left out of
+    ACC. The rule is as good as that data: on a converged model the server's own update is mostly noise.
+
     References
     ----------
     Cao et al., "FLTrust: Byzantine-robust Federated Learning via Trust Bootstrapping", NDSS 2021.

@@ -54,6 +54,11 @@ class FoolsGold(Aggregator):
     confidence
         κ: the slope of the logit; larger values drive more weights to 0 and 1 (default: 1.0).
 
+    Notes
+    -----
+    Assumes that colluding clients send similar updates and honest ones do not. It penalises honest clients with similar
+    data, and misses a single attacker.
+
     References
     ----------
     Fung, Yoon and Beschastnikh, "The Limitations of Federated Learning in Sybil Settings", RAID 2020.

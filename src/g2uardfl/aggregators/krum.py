@@ -32,6 +32,11 @@ class Krum(Aggregator):
     malicious_clients
         f: how many clients of a round may be malicious (default: 2).
 
+    Notes
+    -----
+    Assumes at most f malicious clients, and that honest updates are closer to each other than malicious ones. Colluding
+    clients that stay in a ball around G are the closest of all and win. What the other clients learnt is discarded.
+
     References
     ----------
     Blanchard et al., "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent", NeurIPS 2017.
@@ -46,7 +51,6 @@ class Krum(Aggregator):
 
     name = "krum"
     summary = "takes the one update that is closest to its nearest neighbours"
-    checked_on_the_way = True
     Settings = KrumSettings
 
     def __init__(self, *, malicious_clients: int = KrumSettings.malicious_clients) -> None:

@@ -40,6 +40,11 @@ class MultiKrum(Aggregator):
         backdoors do. Blanchard et al. define a plain mean: a malicious client that is selected then gains no
         influence by reporting more samples (default: False).
 
+    Notes
+    -----
+    Assumes exactly f malicious clients: it accepts attackers if there are more, and has false positives if there are
+    fewer. It shares the weakness of Krum against colluding clients.
+
     References
     ----------
     Blanchard et al., "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent", NeurIPS 2017.
@@ -54,7 +59,6 @@ class MultiKrum(Aggregator):
 
     name = "multi_krum"
     summary = "averages the n - f updates that are closest to their nearest neighbours"
-    checked_on_the_way = True
     Settings = MultiKrumSettings
 
     def __init__(
@@ -79,4 +83,4 @@ class MultiKrum(Aggregator):
         shares = np.zeros(clients)
         shares[selected] = sample_shares(round_.num_examples[selected])
         verdicts = krum_verdicts(round_, scores, shares, count)
-        return Outcome(round_.weighted_mean(shares), shares, verdicts, note, step_is_spare=True)
+        return Outcome(round_.weighted_mean(shares), shares, verdicts, note)

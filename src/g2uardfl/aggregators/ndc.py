@@ -27,6 +27,11 @@ class NDC(Aggregator):
     threshold
         M: the largest norm of an update (default: 2.0).
 
+    Notes
+    -----
+    Assumes that attackers need large updates. It removes the effect of scaling and nothing else: an attack below the
+    threshold is not changed.
+
     References
     ----------
     Sun et al., "Can You Really Backdoor Federated Learning?", arXiv:1911.07963, 2019.

@@ -17,7 +17,6 @@ from torch import Tensor
 from ..core.layout import BadWeightsError, ModelLayout, Weights, largest_usable
 from ..core.numerics import Array
 from ..core.text import failure, quoted
-from ..core.threads import in_parallel, one_thread
 from ..core.updates import SentUpdates
 from ._shares import capped
 from .buffers import screen
@@ -52,6 +51,7 @@ class Messages:
 @dataclass(frozen=True)
 class _Message:
     weights: dict[str, Tensor]
+    buffers: dict[str, Tensor]
     examples: float
 
 
@@ -60,63 +60,41 @@ def read_messages(
     global_weights: Weights,
     client_weights: Mapping[ClientId, Weights],
     num_examples: Mapping[ClientId, int] | None = None,
-    check: bool = True,
 ) -> Messages:
-    """Sort the messages of a round; raises ValueError where there is none, or an id is no int or str.
-
-    Parameters
-    ----------
-    check
-        Whether to check all numbers now. Otherwise `Messages.updates` checks them while they are read (default: True).
-    """
+    """Sort the messages of a round; raises ValueError where there is none, or an id is no int or str."""
     if not isinstance(client_weights, Mapping) or not client_weights:
         raise ValueError("no clients: pass a mapping of at least one client id to its weights")
     global_vector = layout.flatten(global_weights)
-    # On a GPU all updates are read at once, so that there is no later moment at which to check them.
-    check = check or global_vector.device.type != "cpu"
-    with one_thread():
-        global_norm = float(torch.linalg.vector_norm(global_vector)) if check else 0.0
 
     def opened(client: ClientId) -> _Message | str:
         try:
             examples = 1.0 if num_examples is None else _checked_examples(num_examples.get(client))
-            return _Message(layout.check(client_weights[client]), examples)
+            weights = layout.check(client_weights[client])
+            return _Message(weights, layout.buffer_values(weights), examples)
         except Exception as error:
             return _unusable(error)
 
-    def checked(message: _Message | str) -> dict[str, Tensor] | str:
-        if isinstance(message, str):
-            return message
-        try:
-            if check:
-                _check_finite(layout, message.weights, global_vector, global_norm)
-            return layout.buffer_values(message.weights)
-        except Exception as error:
-            return _unusable(error)
-
-    messages = {client: opened(client) for _, client in sorted(map(_canonical, client_weights))}
-    # Without the check there is too little work for threads.
-    each = in_parallel(checked, list(messages.values())) if check else map(checked, messages.values())
-    found = dict(zip(messages, each, strict=True))
+    found = {client: opened(client) for _, client in sorted(map(_canonical, client_weights))}
     invalid = {client: reason for client, reason in found.items() if isinstance(reason, str)}
-    buffers = {client: values for client, values in found.items() if not isinstance(values, str)}
+    messages = {client: message for client, message in found.items() if isinstance(message, _Message)}
+    updates, unusable = _usable(layout, global_vector, {client: it.weights for client, it in messages.items()})
+    invalid |= unusable
+    buffers = {client: message.buffers for client, message in messages.items() if client not in invalid}
     outliers = {
-        client: found
-        for client, found in zip(buffers, screen(layout, list(buffers.values())), strict=True)
-        if found is not None
+        client: outlier
+        for client, outlier in zip(buffers, screen(layout, list(buffers.values())), strict=True)
+        if outlier is not None
     }
-    if outliers and not check:
-        # Messages that are invalid must not count among those that others are compared with.
-        return read_messages(layout, global_weights, client_weights, num_examples)
-    malicious = {client: f"Its {found}." for client, found in outliers.items() if found.flagged}
-    outliers = {client: found for client, found in outliers.items() if not found.flagged}
+    malicious = {client: f"Its {outlier}." for client, outlier in outliers.items() if outlier.flagged}
+    outliers = {client: outlier for client, outlier in outliers.items() if not outlier.flagged}
     buffers = {client: values for client, values in buffers.items() if client not in malicious}
-    usable = {client: it for client, it in messages.items() if client in buffers and isinstance(it, _Message)}
+    usable = {client: messages[client] for client in buffers}
     weights = {client: message.weights for client, message in usable.items()}
-    updates = SentUpdates(layout, global_vector, list(weights.values()), check=not check)
+    if malicious:
+        updates = SentUpdates(layout, global_vector, list(weights.values()))
     reported = np.array([message.examples for message in usable.values()], dtype=np.float64)
     examples = capped(reported)
-    bounded = [f"Client {client!r}: {found}; it counts only up to a limit." for client, found in outliers.items()]
+    bounded = [f"Client {client!r}: {outlier}; it counts only up to a limit." for client, outlier in outliers.items()]
     excessive = [
         f"Client {client!r} reports {count:.3g} samples, which count as {limit:.3g}."
         for client, count, limit in zip(usable, reported, examples, strict=True)
@@ -147,23 +125,39 @@ def _abbreviated(remarks: list[str]) -> str:
     return " ".join([*remarks[:_REMARKS], *([f"The same holds for {rest} more."] if rest > 0 else [])])
 
 
-def _check_finite(layout: ModelLayout, weights: Weights, global_vector: Tensor, global_norm: float) -> None:
-    """Raise `BadWeightsError` for an update that holds NaN or infinity, or is too large to be squared.
+def _usable(
+    layout: ModelLayout, global_vector: Tensor, sent: Mapping[ClientId, Weights]
+) -> tuple[SentUpdates, dict[ClientId, str]]:
+    """The updates of all clients but those whose numbers are unusable, and for each of these the reason."""
+    unusable: dict[ClientId, str] = {}
+    try:
+        updates = SentUpdates(layout, global_vector, list(sent.values()))
+        # The comparison is also False for NaN.
+        for row in np.flatnonzero(~(updates.norm_bounds() <= largest_usable(layout.dtype) / 2)).tolist():
+            if reason := _error(updates.row(row)):
+                unusable[list(sent)[row]] = _unusable(reason)
+    except Exception as error:
+        if len(sent) == 1:
+            return SentUpdates(layout, global_vector, []), dict.fromkeys(sent, _unusable(error))
+        # Each client alone shows whose arrays cannot be read.
+        for client, weights in sent.items():
+            unusable |= _usable(layout, global_vector, {client: weights})[1]
+        if not unusable:
+            raise
+    if not unusable:
+        return updates, unusable
+    rest, more = _usable(layout, global_vector, {client: sent[client] for client in sent if client not in unusable})
+    return rest, unusable | more
 
-    The norm of an update is at most the sum of the two models' norms, so the update itself is computed only where
-    these are very large.
-    """
-    largest = largest_usable(layout.dtype)
-    if layout.norm(weights) + global_norm <= largest / 2:
-        return
-    update = torch.empty_like(global_vector)
-    layout.subtract(weights, global_vector, out=update)
-    if float(torch.linalg.vector_norm(update)) <= largest:
-        return
-    if not bool(torch.isfinite(update).all()):
-        raise BadWeightsError("sent NaN, infinity or numbers too large for the model")
+
+def _error(update: Tensor) -> BadWeightsError | None:
+    """Why an update cannot be used that holds NaN or infinity, or is too large to be squared; None if it can."""
     norm = float(torch.linalg.vector_norm(update.double()))
-    raise BadWeightsError(f"sent an update of norm {norm:.1e}, which is too large")
+    if norm <= largest_usable(update.dtype):
+        return None
+    if math.isfinite(norm):
+        return BadWeightsError(f"sent an update of norm {norm:.1e}, which is too large")
+    return BadWeightsError("sent NaN, infinity or numbers too large for the model")
 
 
 def _checked_examples(value: object) -> float:

@@ -40,6 +40,12 @@ class RFA(Aggregator):
         dominates the objective, and the paper's value then stops the iterations before its influence is gone; 0
         runs them to the end (default: 0.1).
 
+    Notes
+    -----
+    Assumes that less than half of the weight is malicious. It limits the influence of any single client but rejects
+    nobody: attackers whose updates have the usual norm lose nothing. The paper's tolerance of 0.1 often stops it close
+    to the mean.
+
     References
     ----------
     Pillutla, Kakade and Harchaoui, "Robust Aggregation for Federated Learning", arXiv:1912.13445, 2019.
@@ -54,7 +60,6 @@ class RFA(Aggregator):
 
     name = "rfa"
     summary = "takes the geometric median of the clients' models"
-    checked_on_the_way = True
     uses_num_examples = True
     Settings = RFASettings
 

@@ -35,6 +35,11 @@ class RLR(Aggregator):
     learning_rate
         η: the server's learning rate (default: 1.0).
 
+    Notes
+    -----
+    Assumes that honest clients agree about the direction of most parameters. Near convergence they do not, and most of
+    the model is reversed.
+
     References
     ----------
     Özdayi, Kantarcioglu and Gel, "Defending against Backdoors in Federated Learning with Robust Learning Rate",

@@ -32,6 +32,11 @@ class TrimmedMean(Aggregator):
     trimmed_share
         β: the share of clients trimmed at each end; 0.5 leaves the median (default: 0.2).
 
+    Notes
+    -----
+    Assumes that at most the share β of the clients is malicious and that honest ones are homogeneous (IID). A backdoor
+    that moves every parameter a little stays inside the kept range.
+
     References
     ----------
     Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML 2018.
@@ -46,7 +51,6 @@ class TrimmedMean(Aggregator):
 
     name = "trimmed_mean"
     summary = "averages each parameter without its largest and smallest values"
-    checked_on_the_way = True
     Settings = TrimmedMeanSettings
 
     def __init__(self, *, trimmed_share: float = TrimmedMeanSettings.trimmed_share) -> None:

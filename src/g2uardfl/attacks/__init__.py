@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from ..core.constructors import refuse_unknown_names
+from ..core.constructors import construct
 from ..core.errors import ConfigError
 from ..core.registry import Registry
 
@@ -37,19 +36,19 @@ def names() -> list[str]:
 
 
 def find(name: str) -> type[Attack]:
-    """The attack class behind a built-in name or `package.module:ClassName`."""
+    """The attack class behind a built-in name, `package.module:ClassName` or `FILE.py:ClassName`."""
     return cast("type[Attack]", _registry.find(name))
 
 
-def create(name: str, **settings: Any) -> Attack:
+def create(name: str, /, **settings: Any) -> Attack:
     """Make an attack that is ready for its first round; `wrapper(name)` wraps one attack in another.
 
     >>> create("randomized(black_box)", probability=0.1).inner.name
     'black_box'
     """
-    wrapped = re.fullmatch(r"\s*([\w.:]+)\s*\((.*)\)\s*", name)
+    wrapped = re.fullmatch(r"\s*([^()]+?)\s*\((.*)\)\s*", name)
     if wrapped is None:
-        return _made(find(name.strip()), settings)
+        return construct(find(name.strip()), settings)
     from .adaptive import Wrapper
 
     outer, inner = find(wrapped[1]), wrapped[2]
@@ -57,9 +56,4 @@ def create(name: str, **settings: Any) -> Attack:
         raise ConfigError(f"attack {wrapped[1]} cannot wrap {inner}: only wrappers such as randomized can")
     if "attack" in settings:
         raise ConfigError(f"{name} names the inner attack: leave out the setting attack={settings['attack']!r}")
-    return _made(outer, {"attack": inner, **settings})
-
-
-def _made(kind: type[Attack], settings: Mapping[str, Any]) -> Attack:
-    refuse_unknown_names(kind, settings)
-    return kind(**settings)
+    return construct(outer, {"attack": inner, **settings})

@@ -70,7 +70,7 @@ class Wrapper(Attack):
 
     def spelled(self, name: str) -> str:
         """`wrapper(inner)`."""
-        return f"{name.partition('(')[0].strip()}({self.inner.spelled(self._inner_name)})"
+        return f"{super().spelled(name.partition('(')[0].strip())}({self.inner.spelled(self._inner_name)})"
 
     def backdoor_test(self) -> Samples:
         """The inner attack's."""
@@ -130,6 +130,15 @@ class DynamicPDR(Wrapper):
         The largest share of backdoored samples (default: 0.2).
     **inner_settings
         The settings of the inner attack, if `attack` is a name.
+
+    Notes
+    -----
+    The poisoned data rate of the run is ignored.
+
+    References
+    ----------
+    Hao Yu et al., "G²uardFL: Safeguarding Federated Learning Against Backdoor Attacks through Attributed Client Graph
+    Clustering".
     """
 
     name = "dynamic_pdr"
@@ -173,6 +182,15 @@ class ModelObfuscation(Wrapper):
         The standard deviation of the noise; the G²uardFL paper takes 0.034 from FLAME (default: 0.034).
     **inner_settings
         The settings of the inner attack, if `attack` is a name.
+
+    Notes
+    -----
+    The noise hides how similar the updates of attackers are, and costs accuracy.
+
+    References
+    ----------
+    Hao Yu et al., "G²uardFL: Safeguarding Federated Learning Against Backdoor Attacks through Attributed Client Graph
+    Clustering".
     """
 
     name = "model_obfuscation"
@@ -220,6 +238,15 @@ class Randomized(Wrapper):
         The probability that a selected malicious client attacks (default: 0.5).
     **inner_settings
         The settings of the inner attack, if `attack` is a name.
+
+    Notes
+    -----
+    Detection rates leave out a malicious client in rounds in which it does not attack.
+
+    References
+    ----------
+    Hao Yu et al., "G²uardFL: Safeguarding Federated Learning Against Backdoor Attacks through Attributed Client Graph
+    Clustering".
     """
 
     name = "randomized"

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, TypeAlias
 import torch
 from torch import Tensor
 
+from ..core.registry import absolute
 from ..core.settings import NoSettings, build
 from ..core.state_files import SavedState
 from ..tasks.base import Samples, Task, concatenate
@@ -81,7 +82,7 @@ class Attack(ABC):
     """All malicious clients in ascending order."""
 
     def __init__(self, **settings: Any) -> None:
-        self.settings: Any = build(self.Settings, settings)
+        self.settings: Any = build(self.Settings, settings, type(self).__name__)
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={value!r}" for name, value in asdict(self.settings).items())
@@ -101,7 +102,7 @@ class Attack(ABC):
 
     def spelled(self, name: str) -> str:
         """`name`, by which the attack was made, with the names of the attacks that it wraps."""
-        return name
+        return absolute(name)
 
     @cached_property
     def parameters(self) -> frozenset[str]:

@@ -25,6 +25,10 @@ class DataPoisoning(Attack):
 class BlackBox(DataPoisoning):
     """Trains on `pdr` backdoored and `1 - pdr` own samples, with the honest recipe. It has no settings.
 
+    Notes
+    -----
+    Attackers control their training data alone; they train and report like honest clients.
+
     References
     ----------
     Wang et al., "Attack of the Tails: Yes, You Really Can Backdoor Federated Learning", NeurIPS 2020.

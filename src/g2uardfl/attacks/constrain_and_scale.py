@@ -52,6 +52,10 @@ class ConstrainAndScale(DataPoisoning):
     lr_factor
         The learning rate relative to honest clients (default: 1.0).
 
+    Notes
+    -----
+    Attackers know how many samples the clients of a round report together. Their scaled updates are large.
+
     References
     ----------
     Bagdasaryan et al., "How To Backdoor Federated Learning", AISTATS 2020.

@@ -61,6 +61,10 @@ class DBA(TriggerAttack):
     epoch_factor
         The number of epochs relative to honest clients (default: 3).
 
+    Notes
+    -----
+    For tasks with images. ASR is measured with the whole trigger, on test images that are not of the target class.
+
     References
     ----------
     Xie et al., "DBA: Distributed Backdoor Attacks against Federated Learning", ICLR 2020.

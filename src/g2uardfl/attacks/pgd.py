@@ -45,6 +45,10 @@ class PGD(DataPoisoning):
         ε, the radius of the ball; 0 means the task's own, which is the G²uardFL paper's: 0.2 for MNIST, 1 for CIFAR-10,
         2 for text (default: 0.0).
 
+    Notes
+    -----
+    Attackers control their training. A small ball makes their updates no larger than honest ones.
+
     References
     ----------
     Wang et al., "Attack of the Tails: Yes, You Really Can Backdoor Federated Learning", NeurIPS 2020.
@@ -83,6 +87,10 @@ class PGDReplacement(PGD):
     share
         The share of the round's samples that the factor compensates for: that of all attackers together ("team"), or
         each attacker's own ("own") (default: "team").
+
+    Notes
+    -----
+    Attackers know how many samples the clients of a round report together. Their scaled updates are large.
 
     References
     ----------

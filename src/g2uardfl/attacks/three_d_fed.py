@@ -115,6 +115,12 @@ class ThreeDFed(TriggerAttack):
     decoy_gap
         The distance by which a decoy's weight is moved (default: 10.0).
 
+    Notes
+    -----
+    For tasks with images whose model has a convolution and a linear layer. The attackers of a round cooperate, and read
+    in the next global model what became of their updates. ASR is measured with their own trigger, on test images that
+    are not of the target class.
+
     References
     ----------
     Li et al., "3DFed: Adaptive and Extensible Framework for Covert Backdoor Attack in Federated Learning",

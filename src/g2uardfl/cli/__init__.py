@@ -11,7 +11,7 @@ import typer
 
 from .._version import __version__
 from ..core.errors import G2uardFLError
-from . import data, demo, experiment, listing, replaying
+from . import checking, comparing, data, demo, experiment, listing, replaying, reporting, reproducing, sweep
 
 app = typer.Typer(
     name="g2uardfl",
@@ -45,8 +45,13 @@ def _options(
 
 demo.register(app)
 experiment.register(app)
+sweep.register(app)
+reproducing.register(app)
+comparing.register(app)
+reporting.register(app)
 replaying.register(app)
 listing.register(app)
+checking.register(app)
 app.add_typer(data.app, name="data")
 
 
@@ -60,21 +65,36 @@ def main() -> None:
     logger = logging.getLogger("g2uardfl")
     if not logger.handlers:
         logger.addHandler(logging.NullHandler())
+    # Before torch loads OpenMP: threads that wait must not keep other processes from working.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     # A third party's class is often in a file of the current folder.
     sys.path.append(os.getcwd())
     try:
         status = app(standalone_mode=False)
     except (G2uardFLError, _UsageError) as error:
+        message = getattr(error, "format_message", error.__str__)()
+        if not message:  # the help of a command without arguments, which is printed already
+            sys.exit(0)
         if os.environ.get("G2UARDFL_DEBUG"):
             raise
-        format_message = getattr(error, "format_message", error.__str__)
-        _fail(format_message())
+        _fail(message + _hint(error))
     except (KeyboardInterrupt, typer.Abort):
         _fail("stopped", status=130)
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(0)
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _hint(error: Exception) -> str:
+    """What to write for an argument of the wrong type, and where the help is; "" for other errors."""
+    context, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
+    if context is None:
+        return ""
+    kind = getattr(getattr(parameter, "type", None), "name", "")
+    example = {"integer": "a whole number", "integer range": "a whole number", "float": "a number"}.get(kind, "")
+    expected = f" Write {example} after {parameter.opts[0]}." if parameter and example else ""
+    return f"{expected} See: {context.command_path.replace(context.find_root().info_name, 'g2uardfl', 1)} --help"
 
 
 def _fail(message: str, status: int = 2) -> None:

@@ -1,11 +1,24 @@
-"""`g2uardfl demo`: an attack without and with the defence, on built-in data."""
+"""`g2uardfl demo`: an attack without a defence, with a classic one and with the guard, on built-in data."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+_FEDERATION: dict[str, Any] = {
+    "task": "digits",
+    "attack": "pgd",
+    "alpha": 0.3,
+    "task_settings": {"wrong_labels": 0.15},
+    "attack_settings": {"radius": 0.3},
+}
+"""Honest clients have different data, 15 % of the labels are wrong, and they go on learning from the converged model:
+norms of their updates are between 0.01 and 0.7. Those of attackers are 0.3, so that no limit on norms stops them."""
+_DEFENSES: dict[str, dict[str, Any]] = {"fedavg": {}, "multi_krum": {"malicious_clients": 3}, "g2uardfl": {}}
+"""No defence; a classic rule, for as many attackers as it allows in rounds of ten; and the guard."""
 
 
 def register(app: typer.Typer) -> None:
@@ -20,10 +33,11 @@ def demo(
     rounds: Annotated[int, typer.Option(help="Number of rounds.", min=1)] = 60,
     seed: Annotated[int, typer.Option(help="Random seed.", min=0)] = 0,
 ) -> None:
-    """Attack a federation without and with the guard, print the results and write report.html.
+    """Attack a federation without a defence, with a classic one and with the guard; write report.html.
 
-    Fifty clients learn 8x8 digits. A quarter of them are malicious and train the model to classify images with a white
-    corner as zero. The demo takes about a minute and needs no download.
+    Fifty clients with different data learn 8x8 digits. After a sixth of the rounds a quarter of them trains the model
+    to classify images with a white corner as zero. The norms of their updates are within the range of the honest ones.
+    The demo takes about a minute and needs no download.
     """
     from rich.console import Console
 
@@ -31,37 +45,33 @@ def demo(
     from ..simulation.config import RunConfig
     from ..simulation.directory import FinishedRun, RunDirectory
     from ..simulation.run import Simulation
-    from .experiment import pretraining_bar
-    from .progress import ProgressBar, bar
+    from .progress import PretrainingProgress, ProgressBar, bar
     from .tables import results_table
 
-    console = Console()
+    console, begin = Console(), rounds // 6 + 1
+    console.print(
+        f"50 clients with different data, 10 in each round. From round {begin} of {rounds} on, a quarter of them "
+        "trains a backdoor. The norms of their updates are within the range of the honest ones."
+    )
     runs = []
     with bar(console) as progress:
-        for defense in ("fedavg", "g2uardfl"):
-            simulation = Simulation(
-                RunConfig(task="digits", attack="black_box", defense=defense, rounds=rounds, seed=seed)
-            )
+        for defense, settings in _DEFENSES.items():
+            values: dict[str, Any] = {"defense": defense, "defense_settings": settings, "attack_from": begin}
+            simulation = Simulation(RunConfig(rounds=rounds, seed=seed, engine="loop", **_FEDERATION, **values))
             directory = RunDirectory(out / defense, overwrite=True)
-            simulation.prepare(on_epoch=pretraining_bar(progress))
-            simulation.run([directory, ProgressBar(progress, f"{defense:>8}")])
+            simulation.prepare(PretrainingProgress(progress))
+            simulation.run([directory, ProgressBar(progress, f"{defense:>10}")])
             runs.append(FinishedRun(directory.path))
-    page = write_report(runs, out / "report.html", "g2uardfl demo: a backdoor without and with the guard")
-    console.print(results_table(runs, f"digits, black-box attack by a quarter of the clients, {rounds} rounds"))
-    console.print(_sentence(runs[0].summary, runs[1].summary))
-    console.print(f"Open {page} in a browser to see the curves and the verdicts on every client.")
+    page = write_report(runs, out / "report.html", "g2uardfl demo: no defence, Multi-Krum and the guard")
+    console.print(results_table(runs, "Results"))
+    for run in runs:
+        console.print(_sentence(run.config.defense, run.summary))
+    console.print(f"Open {page} in a browser: every submission, the reason for its verdict, and the client graph.")
 
 
-def _sentence(without: dict[str, float], guarded: dict[str, float]) -> str:
-    def percent(share: float) -> str:
-        return f"{100 * share:.1f} %"
-
-    prevented = guarded["asr"] <= without["asr"] / 2
-    outcome = "The guard prevented the backdoor" if prevented else "The guard did not prevent the backdoor"
-    if without["asr"] < 0.2:
-        outcome = "The attack failed even without a defence"
+def _sentence(defense: str, summary: Mapping[str, float]) -> str:
+    with_it = "Without a defence" if defense == "fedavg" else f"With {defense}"
     return (
-        f"{outcome}: without a defence, {percent(without['asr'])} of the images with the trigger are classified "
-        f"as zero, with the guard {percent(guarded['asr'])}; "
-        f"the accuracy is {percent(without['acc'])} and {percent(guarded['acc'])}."
+        f"{with_it}, {100 * summary['asr_tail_mean']:.1f} % of the images with the trigger are classified as zero; "
+        f"the accuracy is {100 * summary['acc_tail_mean']:.1f} %."
     )

@@ -1,11 +1,14 @@
-"""`g2uardfl run`, `resume`, `compare`, `report` and `pretrain`."""
+"""`g2uardfl run`, `resume` and `pretrain`."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from .lists import LOG_HELP, ListCommand
 
 if TYPE_CHECKING:
     from ..simulation.directory import RunDirectory
@@ -17,10 +20,8 @@ _EXPERIMENT, _FEDERATION, _TRAINING, _FILES = "Experiment", "Federation", "Local
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    app.command("run")(run)
-    app.command("resume")(resume)
-    app.command("compare")(compare)
-    app.command("report")(report)
+    app.command("run", cls=ListCommand)(run)
+    app.command("resume", cls=ListCommand)(resume)
     app.command("pretrain")(pretrain)
 
 
@@ -87,9 +88,7 @@ def run(
     ] = None,
     evaluate_every: Annotated[int | None, _option("Rounds between evaluations. (default: 1)", _FILES)] = None,
     checkpoint_every: Annotated[int | None, _option("Rounds between checkpoints. (default: 10)", _FILES)] = None,
-    tensorboard: Annotated[
-        bool, _option("Write TensorBoard events into the run directory.", _FILES, "--tensorboard")
-    ] = False,
+    log: Annotated[list[str] | None, _option(LOG_HELP, _FILES, metavar="NAME...")] = None,
     record: Annotated[
         bool, _option("Record the input of the defence in record.npz, for g2uardfl replay.", _FILES, "--record")
     ] = False,
@@ -102,7 +101,7 @@ def run(
     """
     from ..core.settings import build
     from ..simulation.checkpoint import require_same_config
-    from ..simulation.config import RunConfig, changed, read_values, with_assignments
+    from ..simulation.config import RunConfig, overridden, read_values, with_assignments
     from ..simulation.directory import RunDirectory
     from ..simulation.run import Simulation
 
@@ -115,107 +114,62 @@ def run(
         "evaluate_every": evaluate_every, "checkpoint_every": checkpoint_every,
     }  # fmt: skip
     given = {name: value for name, value in options.items() if value is not None}
-    values = changed(read_values(config), given) if config else given
+    values = overridden(read_values(config), given) if config else given
     simulation = Simulation(build(RunConfig, with_assignments(values, assignments or [])))
     settings = simulation.config
     place = out or Path("runs") / _slug(f"{settings.task}-{settings.attack}-{settings.defense}-{settings.seed}")
     if resume_run:
         require_same_config(place, settings)
-        _continue_run(place, tensorboard=tensorboard)
+        _continue_run(place, log or [])
         return
     directory = RunDirectory(place, overwrite=overwrite)
-    _finish(simulation, directory, tensorboard=tensorboard, record=record)
+    _finish(simulation, directory, log or [], record=record)
 
 
 def resume(
     run_directory: Annotated[Path, typer.Argument(help="The directory of an unfinished run.", metavar="RUN")],
+    log: Annotated[list[str] | None, typer.Option(help=LOG_HELP, metavar="NAME...", show_default=False)] = None,
 ) -> None:
     """Continue a run that was stopped or killed; the result is the same as without the interruption."""
-    _continue_run(run_directory)
+    _continue_run(run_directory, log or [])
 
 
-def _continue_run(place: Path, *, tensorboard: bool = False) -> None:
+def _continue_run(place: Path, log: Sequence[str]) -> None:
     from ..simulation.directory import RunDirectory, resumed
 
-    _finish(resumed(place), RunDirectory(place, resume=True), tensorboard=tensorboard)
+    _finish(resumed(place), RunDirectory(place, resume=True), log)
 
 
-def _finish(
-    simulation: Simulation, directory: RunDirectory, *, tensorboard: bool = False, record: bool = False
-) -> None:
+def _finish(simulation: Simulation, directory: RunDirectory, log: Sequence[str], *, record: bool = False) -> None:
     """Run the remaining rounds with a progress bar; then write the report and print a table."""
     from rich.console import Console
 
+    from ..experiments.trackers import create_all
     from ..report.page import write_report
     from ..simulation.directory import FinishedRun
     from ..simulation.run import Callback
-    from .progress import ProgressBar, bar, stopping_after_the_round
+    from .progress import PretrainingProgress, ProgressBar, bar, stopping_after_the_round
     from .tables import results_table
 
     settings, place, console = simulation.config, directory.path, Console()
-    done = len(simulation.records)
+    done, trackers = len(simulation.records), create_all(log)
     console.print(
         f"{settings.task}: {settings.attack} against {settings.defense}, rounds {done + 1} to {settings.rounds}, "
         f"{settings.per_round} of {settings.clients} clients per round, seed {settings.seed}, on {settings.device}"
     )
     with bar(console) as progress, stopping_after_the_round(simulation, place):
-        callbacks: list[Callback] = [directory, ProgressBar(progress, "rounds")]
-        if tensorboard:
-            from ..simulation.tensorboard import TensorBoard
-
-            callbacks.append(TensorBoard(place))
+        callbacks: list[Callback] = [directory, ProgressBar(progress, "rounds"), *trackers]
         if record:
             from ..simulation.recorder import Recorder
 
             callbacks.append(Recorder(place))
         if not simulation.weights:
-            simulation.prepare(on_epoch=pretraining_bar(progress))
+            simulation.prepare(PretrainingProgress(progress))
         simulation.run(callbacks)
     finished = FinishedRun(place)
     page = write_report([finished], place / "report.html", f"{settings.defense} against {settings.attack}")
     console.print(results_table([finished], f"{settings.task}, after {settings.rounds} rounds"))
     console.print(f"Run directory: {place}   Report: {page}")
-
-
-def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Run directories.", metavar="RUN...")],
-    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("compare.html"),
-) -> None:
-    """Compare finished runs: print a table and write a page with their curves."""
-    from rich.console import Console
-
-    from ..report.page import write_report
-    from ..simulation.directory import FinishedRun
-    from .tables import results_table
-
-    finished = [FinishedRun(path) for path in runs]
-    console = Console()
-    console.print(results_table(finished, "Compared runs", names=[str(path) for path in runs]))
-    console.print(f"Wrote {write_report(finished, out, 'Compared runs')}")
-
-
-def report(
-    runs: Annotated[
-        list[Path], typer.Argument(help="Run directories, or audit files of Flower federations.", metavar="RUN...")
-    ],
-    out: Annotated[
-        Path | None, typer.Option(help="The page to write.", show_default="RUN/report.html or AUDIT.html")
-    ] = None,
-) -> None:
-    """Write an HTML page about finished runs or Flower federations; exit with 1 if an audit's hash chain is broken."""
-    from ..federation.audit import Audit
-    from ..report.page import write_report
-    from ..simulation.directory import FinishedRun
-
-    finished = [Audit(path) if path.is_file() else FinishedRun(path) for path in runs]
-    beside = runs[0].with_suffix(".html") if runs[0].is_file() else runs[0] / "report.html"
-    page = write_report(finished, out or beside)
-    typer.echo(f"Wrote {page}")
-    audits = [run for run in finished if isinstance(run, Audit)]
-    for audit in audits:
-        typer.echo(f"{audit.path}: {audit.chain}", err=audit.broken_at is not None)
-    if any(audit.broken_at is not None for audit in audits):
-        raise typer.Exit(1)
 
 
 def pretrain(
@@ -235,28 +189,16 @@ def pretrain(
 
     from .. import tasks
     from ..simulation.start import converged_start, start_scores
-    from .progress import bar
+    from .progress import PretrainingProgress, bar
 
     console = Console()
     problem = tasks.create(task, data_dir=data_dir, model=model)
     with bar(console) as progress:
-        start = converged_start(problem, device=device, progress=pretraining_bar(progress), again=again)
+        start = converged_start(problem, device=device, progress=PretrainingProgress(progress), again=again)
     acc, asr = start_scores(problem, start.weights, device)
     action = "loaded from the cache" if start.was_cached else "trained"
     console.print(f"{task}: {action}, ACC {100 * acc:.2f} %, ASR {100 * asr:.2f} % before any attack")
     console.print(f"Cached in {start.path}" if start.path else "Not cached: the cache folder cannot be written")
-
-
-def pretraining_bar(progress: Any) -> Any:
-    """A callback that adds a bar to `progress` when central training starts, and updates it after each epoch."""
-    bars: list[Any] = []
-
-    def on_epoch(done: int, total: int) -> None:
-        if not bars:
-            bars.append(progress.add_task("training to convergence", total=total, note=""))
-        progress.update(bars[0], completed=done)
-
-    return on_epoch
 
 
 def _slug(text: str) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,13 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from ..aggregators.base import WARNED_EVENTS
 from ..simulation.run import Callback
 
 if TYPE_CHECKING:
     from ..simulation.run import Simulation
+
+_PRETRAINING = "training to convergence"
+_LINE_SECONDS = 10.0
+"""Without a terminal, a line is printed after this time."""
 
 
 def bar(console: Console) -> Progress:
@@ -46,6 +52,46 @@ def stopping_after_the_round(simulation: Simulation, place: Path) -> Iterator[No
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+class PretrainingProgress:
+    """Shows how the training of a converged model goes: a bar on a terminal, and lines elsewhere.
+
+    Parameters
+    ----------
+    progress
+        The display that gets the bar.
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._bar: TaskID | None = None
+
+    def __call__(self, done: int, total: int) -> None:
+        """Show the numbers of steps done and of all steps."""
+        if self._bar is None:
+            self._bar = self._progress.add_task(_PRETRAINING, total=total, note="")
+            self._began, self._first, self._printed = time.monotonic(), done, -math.inf
+        self._progress.update(self._bar, completed=done)
+        now = time.monotonic()
+        if not self._progress.console.is_terminal and (now - self._printed > _LINE_SECONDS or done == total):
+            self._printed = now
+            seconds = (now - self._began) / max(1, done - self._first) * (total - done)
+            left = f", about {duration(seconds)} left" if self._first < done < total else ""
+            self._progress.console.print(f"{_PRETRAINING}: {100 * done // total} %{left}", highlight=False)
+        if done == total:
+            self._bar = None
+
+
+def duration(seconds: float) -> str:
+    """A duration in words.
+
+    >>> duration(42), duration(600), duration(9000)
+    ('42 s', '10 min', '2.5 h')
+    """
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 class ProgressBar(Callback):

@@ -1,31 +1,39 @@
-"""Validation of keyword arguments for classes that users select by name."""
+"""Objects of classes that users select by name, and the settings they were made with."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, TypeVar
 
+from .errors import ConfigError
 from .settings import unknown_setting
 
+Made = TypeVar("Made")
 
-def refuse_unknown_names(kind: type, names: Iterable[str]) -> None:
-    """Raise `ConfigError` if the constructor of `kind` lacks a parameter in `names`; it suggests similar ones.
 
-    A constructor with `**kwargs` accepts every name and validates the names itself.
+def construct(kind: type[Made], settings: Mapping[str, Any], **others: Any) -> Made:
+    """An object of `kind`; ConfigError if its constructor does not take the settings or is not complete.
 
-    >>> from fractions import Fraction
-    >>> refuse_unknown_names(Fraction, ["numerator", "denominater"])
-    Traceback (most recent call last):
-        ...
-    g2uardfl.core.errors.ConfigError: unknown setting 'denominater': did you mean denominator?
+    Parameters
+    ----------
+    kind
+        A rule, an attack or a task. A constructor with `**kwargs` takes every name and checks the names itself.
+    settings
+        What the user chose, by name.
+    **others
+        Further arguments, which are no settings.
     """
-    known = inspect.signature(kind).parameters
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()):
-        return
-    for name in names:
-        if name not in known:
-            raise unknown_setting(name, list(known))
+    parameters = inspect.signature(kind).parameters
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        known = [name for name in parameters if name not in others]
+        for name in settings:
+            if name not in known:
+                raise unknown_setting(name, known, getattr(kind, "name", kind.__name__))
+    try:
+        return kind(**settings, **others)
+    except TypeError as error:
+        raise ConfigError(f"{kind.__name__} cannot be made: {error}") from error
 
 
 def resolved_settings(made: Any, given: Mapping[str, Any], without: Collection[str] = ()) -> dict[str, Any]:

@@ -16,14 +16,16 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from .arrays import LONGEST_FORM, converted, dtype_name, require_array
+from .arrays import BadWeightsError as BadWeightsError
+from .arrays import as_tensor as as_tensor
 from .errors import ConfigError
 from .numerics import empty
 from .text import quoted, shortened
-from .threads import one_thread
+from .threads import for_each, one_thread
 
 Weights = Mapping[str, Any]
 """An ordered mapping name -> NumPy array or torch tensor."""
@@ -33,16 +35,12 @@ Kind = Literal["parameter", "statistic", "counter"]
 _VARIANCES = ("running_var", "moving_variance", "moving_var")
 _STATISTICS = ("running_mean", "moving_mean", *_VARIANCES)
 """How the names of running statistics end in the normalisation layers of torch, Keras and MXNet."""
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-"""The dtypes of parameters; torch can store more, but not compute with them."""
-_LONGEST_NAME, _LONGEST_FORM = 60, 40
-"""Characters of an array's name, and of its shape or dtype, in the reason why a message is unusable."""
+_LONGEST_NAME = 60
+"""Characters of an array's name in the reason why a message is unusable."""
+_MOVED_COLUMNS = 1 << 20
+"""The number of parameters that a thread of `rebuild` adds up at once."""
 _RECURRENT = re.compile(r"_l(\d+)(_reverse)?$")
 """How the parameter names of torch's recurrent modules end: with the number of the layer, and the direction."""
-
-
-class BadWeightsError(ValueError):
-    """A client's weights are unusable; the message completes a sentence that begins with "The client"."""
 
 
 @dataclass(frozen=True)
@@ -110,14 +108,9 @@ class ModelLayout:
         """
         if not isinstance(weights, Mapping) or not weights:
             raise ValueError("the global model is empty: pass a mapping of parameter names to arrays")
-        tensors = {}
-        for name, value in weights.items():
-            try:
-                tensors[name] = as_tensor(value)
-            except BadWeightsError as error:
-                raise ValueError(f"the global model's {name!r} {error}") from error
-            if tensors[name].is_floating_point() and not _is_finite(tensors[name]):
-                raise ValueError(f"the global model's {name!r} holds NaN or infinity: start from a finite model")
+        tensors = {name: _global_tensor(name, value) for name, value in weights.items()}
+        if (name := _not_finite(tensors)) is not None:
+            raise ValueError(f"the global model's {name!r} holds NaN or infinity: start from a finite model")
         declared = _matching(tensors, buffers)
         kinds = {name: _kind(name, tensor, name in declared) for name, tensor in tensors.items()}
         by_layer: dict[str, list[str]] = {}
@@ -163,9 +156,15 @@ class ModelLayout:
     def flatten(self, weights: Weights) -> Tensor:
         """The parameters of `weights` as one flat vector, on the device of the first parameter."""
         device = as_tensor(weights[self.parameters[0].name]).device
+        if device.type != "cpu":
+            ordered = sorted(self.parameters, key=lambda entry: entry.columns.start)
+            return torch.cat([as_tensor(weights[entry.name]).reshape(-1).to(device, self.dtype) for entry in ordered])
         vector = empty(self.num_parameters, dtype=self.dtype, device=device)
-        for entry in self.parameters:
+
+        def copy(entry: Entry) -> None:
             vector[entry.columns].copy_(as_tensor(weights[entry.name]).reshape(-1))
+
+        for_each(copy, self.parameters)
         return vector
 
     def subtract(self, weights: Weights, global_vector: Tensor, out: Tensor) -> None:
@@ -173,11 +172,6 @@ class ModelLayout:
         for entry in self.parameters:
             value = as_tensor(weights[entry.name]).to(out.device).reshape(-1)
             torch.sub(value, global_vector[entry.columns], out=out[entry.columns])
-
-    def norm(self, weights: Mapping[str, Tensor]) -> float:
-        """The approximate norm of the parameters of `weights`; infinity or NaN if its square overflows."""
-        norms = [_norm(weights[entry.name]) for entry in self.parameters]
-        return float(torch.linalg.vector_norm(torch.stack([norm.to(norms[0]) for norm in norms])))
 
     def check(self, weights: object) -> dict[str, Tensor]:
         """A client's weights as tensors; raises `BadWeightsError` if names, shapes or kinds differ from the model's.
@@ -211,14 +205,9 @@ class ModelLayout:
         return values
 
     def rebuild(
-        self,
-        like: Weights,
-        vector: Tensor,
-        buffers: Mapping[str, Tensor],
-        step: Tensor | None = None,
-        step_is_spare: bool = False,
+        self, like: Weights, vector: Tensor, buffers: Mapping[str, Tensor], step: Tensor | None = None
     ) -> dict[str, Any]:
-        """A model from flat parameters and buffers.
+        """A model from flat parameters and buffers, in memory of its own.
 
         Parameters
         ----------
@@ -231,59 +220,50 @@ class ModelLayout:
             Statistics and counters by name.
         step
             A vector to add to `vector` (default: None).
-        step_is_spare
-            Whether the sum may overwrite `step` (default: False).
         """
-        reused = step if step_is_spare else None
-        moved = empty(len(vector), dtype=vector.dtype, device=vector.device) if reused is None else reused
-        moved = moved.copy_(vector) if step is None else torch.add(vector, step, out=moved)
+        moved = self._moved(vector, step)
         rebuilt: dict[str, Any] = {}
         for entry in self.entries:
             original = like[entry.name]
-            if entry.kind == "parameter":
-                value = _cast(moved[entry.columns], entry.dtype).reshape(entry.shape)
+            if entry.name in moved:
+                value = moved[entry.name].to(entry.dtype).reshape(entry.shape)
             elif entry.name in buffers:
                 value = buffers[entry.name].clone()
                 value = value if value.dtype == entry.dtype else _cast(value, entry.dtype)
             else:
                 value = as_tensor(original).clone()
             if isinstance(original, Tensor):
-                # Each parameter is copied, because safetensors refuses to save tensors that share memory.
-                rebuilt[entry.name] = value.to(original.device, copy=entry.kind == "parameter")
+                rebuilt[entry.name] = value.to(original.device)
             else:
                 rebuilt[entry.name] = value.to("cpu").numpy().astype(original.dtype, copy=False)
         return rebuilt
 
+    @torch.no_grad()
+    def _moved(self, vector: Tensor, step: Tensor | None) -> dict[str, Tensor]:
+        """For each parameter a new flat array of `vector` + `step`, within the range of the parameter's dtype."""
+        moved = {}
+        if vector.device.type != "cpu":
+            whole = vector if step is None else (vector + step).clamp_(**_limits(vector.dtype))
+            for entry in self.parameters:
+                moved[entry.name] = value = whole[entry.columns].clone()
+                if entry.dtype != vector.dtype:
+                    value.clamp_(**_limits(entry.dtype))
+            return moved
 
-def as_tensor(value: object) -> Tensor:
-    """An array as a tensor, without a copy if possible; raises `BadWeightsError` for anything else."""
-    form_of(value)
-    if isinstance(value, Tensor):
-        return value.detach()
-    array = np.asarray(value)
-    dtype = array.dtype.newbyteorder("=")
-    if dtype.kind == "u" and dtype.itemsize > 1:
-        dtype = np.dtype(np.int64)
-    elif dtype == np.longdouble:
-        dtype = np.dtype(np.float64)
-    if dtype != array.dtype or any(stride < 0 for stride in array.strides) or not array.flags.writeable:
-        array = array.astype(dtype, copy=True)
-    return torch.from_numpy(array)
+        def move(task: tuple[Entry, int]) -> None:
+            entry, start = task
+            out = moved[entry.name][start : start + _MOVED_COLUMNS]
+            columns = slice(entry.columns.start + start, entry.columns.start + start + len(out))
+            if step is None:
+                out.copy_(vector[columns])
+            else:
+                torch.add(vector[columns], step[columns], out=out)
+            out.clamp_(**_limits(entry.dtype))
 
-
-def form_of(value: object) -> tuple[tuple[int, ...], str, bool]:
-    """Shape, dtype and whether it is one of floats, read without the numbers; `BadWeightsError` if it is no array."""
-    if isinstance(value, Tensor):
-        if value.is_complex() or value.layout != torch.strided or value.is_quantized or value.is_meta:
-            raise BadWeightsError("is not a dense real tensor")
-        if value.is_floating_point() and value.dtype not in _FLOATS:
-            raise BadWeightsError(f"is a tensor of {_dtype(value.dtype)}")
-        return tuple(value.shape), _dtype(value.dtype), value.is_floating_point()
-    if isinstance(value, np.ndarray | np.generic):
-        if value.dtype.kind not in "fiub":
-            raise BadWeightsError(f"is an array of {shortened(str(value.dtype), _LONGEST_FORM)}")
-        return value.shape, str(value.dtype), value.dtype.kind == "f"
-    raise BadWeightsError(f"is a {type(value).__name__}, not an array")
+        for entry in self.parameters:
+            moved[entry.name] = empty(entry.size, dtype=vector.dtype, device=vector.device)
+        for_each(move, [(entry, start) for entry in self.parameters for start in range(0, entry.size, _MOVED_COLUMNS)])
+        return moved
 
 
 def largest_usable(dtype: torch.dtype) -> float:
@@ -298,25 +278,36 @@ def _checked(entry: Entry, weights: Weights) -> Tensor:
     """A client's array as a tensor; raises `BadWeightsError` if it does not fit the model's."""
     try:
         value = weights[entry.name]
-        shape, dtype, is_float = form_of(value)
-        if shape == entry.shape and is_float == entry.dtype.is_floating_point:
-            return as_tensor(value)
+        require_array(value)
+        is_float = value.is_floating_point() if isinstance(value, Tensor) else value.dtype.kind == "f"
+        if value.shape == entry.shape and is_float == entry.dtype.is_floating_point:
+            return converted(value)
     except BadWeightsError as error:
         raise BadWeightsError(f"sent {entry.name!r} that {error}") from error
-    if shape != entry.shape:
-        shown = shortened(str(shape), _LONGEST_FORM)
+    if value.shape != entry.shape:
+        shown = shortened(str(tuple(value.shape)), LONGEST_FORM)
         raise BadWeightsError(f"sent {entry.name!r} of shape {shown} instead of {entry.shape}")
-    raise BadWeightsError(f"sent {entry.name!r} as {dtype} instead of {_dtype(entry.dtype)}")
+    raise BadWeightsError(f"sent {entry.name!r} as {dtype_name(value.dtype)} instead of {dtype_name(entry.dtype)}")
 
 
-def _norm(value: Tensor) -> Tensor:
-    norm: Tensor = torch.linalg.vector_norm(value, dtype=torch.promote_types(value.dtype, torch.float32))
-    return norm
+def _global_tensor(name: str, value: object) -> Tensor:
+    try:
+        return as_tensor(value)
+    except BadWeightsError as error:
+        raise ValueError(f"the global model's {name!r} {error}") from error
 
 
-def _is_finite(value: Tensor) -> bool:
-    # The norm is faster to compute, but it can overflow although all values are finite.
-    return math.isfinite(_norm(value)) or bool(torch.isfinite(value).all())
+def _not_finite(tensors: Mapping[str, Tensor]) -> str | None:
+    """The name of a tensor with NaN or infinity; None if there is none."""
+    floats = {name: value for name, value in tensors.items() if value.is_floating_point()}
+    norms = [
+        torch.linalg.vector_norm(value, dtype=torch.promote_types(value.dtype, torch.float32)).double()
+        for value in floats.values()
+    ]
+    # One transfer from a GPU. Norms are faster to compute, but they can overflow although all values are finite.
+    if not norms or math.isfinite(torch.stack([norm.to(norms[0].device) for norm in norms]).sum()):
+        return None
+    return next((name for name, value in floats.items() if not bool(torch.isfinite(value).all())), None)
 
 
 def _cast(value: Tensor, dtype: torch.dtype) -> Tensor:
@@ -324,11 +315,15 @@ def _cast(value: Tensor, dtype: torch.dtype) -> Tensor:
     if dtype == torch.bool:
         return value >= 0.5
     if dtype.is_floating_point:
-        limits = torch.finfo(dtype)
-        return value.clamp_(limits.min, limits.max).to(dtype)
+        return value.clamp_(**_limits(dtype)).to(dtype)
     low, high = float(torch.iinfo(dtype).min), float(torch.iinfo(dtype).max)
     # float64 cannot represent the largest int64 and rounds it up to 2^63, which is out of range.
     return value.round().clamp(low, min(high, math.nextafter(2.0**63, 0))).to(dtype)
+
+
+def _limits(dtype: torch.dtype) -> dict[str, float]:
+    """The range of a floating-point dtype, as arguments of `clamp_`."""
+    return {"min": torch.finfo(dtype).min, "max": torch.finfo(dtype).max}
 
 
 def _kind(name: str, tensor: Tensor, declared: bool) -> Kind:
@@ -363,7 +358,3 @@ def _abbreviated(names: list[Any]) -> str:
     """At most three names, and the number of the others."""
     shown = ", ".join(quoted(name, _LONGEST_NAME) for name in names[:3])
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
-
-
-def _dtype(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

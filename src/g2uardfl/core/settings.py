@@ -1,7 +1,7 @@
 """Fields and validation for frozen dataclasses of settings.
 
-A settings class declares each field with `number`, `seed`, `choice` or `switch`. `build` creates an instance from names
-and values, and raises a `ConfigError` that names the first unknown setting or invalid value.
+A settings class declares each field with one of the functions here, such as `number` or `choice`. `build` creates an
+instance from names and values, and raises a `ConfigError` that names the first unknown setting or invalid value.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from .errors import ConfigError
+from .text import suggestion
 
 Settings = TypeVar("Settings")
 
@@ -43,6 +44,16 @@ def switch(default: bool) -> Any:
     return dataclasses.field(default=default, metadata={"switch": True})
 
 
+def text(default: str) -> Any:
+    """A field for any string."""
+    return dataclasses.field(default=default, metadata={"text": True})
+
+
+def table() -> Any:
+    """A field for a table of further settings."""
+    return dataclasses.field(default_factory=dict, metadata={"table": True})
+
+
 @dataclasses.dataclass(frozen=True)
 class NoSettings:
     """The settings of a class that has none."""
@@ -56,31 +67,36 @@ def check(settings: object) -> None:
             raise ConfigError(f"{item.name}={getattr(settings, item.name)!r} is not allowed: {problem}")
 
 
-def build(kind: type[Settings], values: Mapping[str, Any]) -> Settings:
-    """An instance of `kind` from names and values; raises `ConfigError` for an unknown name or an invalid value."""
+def build(kind: type[Settings], values: Mapping[str, Any], owner: str = "") -> Settings:
+    """An instance of `kind` from names and values; raises `ConfigError` for an unknown name or an invalid value.
+
+    Parameters
+    ----------
+    kind
+        The dataclass.
+    values
+        The values by name; the others have their defaults.
+    owner
+        Whose settings they are, for error messages (default: not named).
+    """
     known = {item.name: item for item in dataclasses.fields(kind)}  # type: ignore[arg-type]
     for name in values:
         if name not in known:
-            raise unknown_setting(name, list(known))
+            raise unknown_setting(name, list(known), owner)
     settings = kind(**{name: _as_declared(known[name], value) for name, value in values.items()})
     check(settings)
     return settings
 
 
-def unknown_setting(name: str, known: Sequence[str]) -> ConfigError:
-    """The error for a setting that does not exist; it suggests the most similar of the `known` ones.
+def unknown_setting(name: str, known: Sequence[str], owner: str = "") -> ConfigError:
+    """The error for a setting that `owner` does not have; it suggests the most similar of the `known` ones.
 
     >>> str(unknown_setting("sed", ["seed", "window"]))
     "unknown setting 'sed': did you mean seed?"
     """
-    import difflib
-
-    close = difflib.get_close_matches(name, known, 3)
-    if close:
-        hint = f"did you mean {' or '.join(close)}?"
-    else:
-        hint = f"choose from {', '.join(known)}" if known else "there are none"
-    return ConfigError(f"unknown setting {name!r}: {hint}")
+    if not known:
+        return ConfigError(f"unknown setting {name!r}: {owner or 'it'} has no settings")
+    return ConfigError(f"unknown setting {name!r}{owner and f' of {owner}'}: {suggestion(name, known)}")
 
 
 def _as_declared(item: dataclasses.Field[Any], value: Any) -> Any:
@@ -89,22 +105,41 @@ def _as_declared(item: dataclasses.Field[Any], value: Any) -> Any:
     return int(value) if is_integer else value
 
 
+def allowed_values(item: dataclasses.Field[Any]) -> str:
+    """What a valid value of the field is, as the end of a sentence that begins with "it must be".
+
+    >>> Example = dataclasses.make_dataclass("Example", [("share", float, number(0.5, 0, 1))])
+    >>> allowed_values(dataclasses.fields(Example)[0])
+    'a number from 0 to 1'
+    """
+    rules = item.metadata
+    if "options" in rules:
+        return f"one of {', '.join(map(repr, rules['options']))}"
+    if "switch" in rules:
+        return "True or False"
+    if "low" in rules:
+        limits = _range(rules["low"], rules["high"], rules["above"])
+        return f"a {'whole ' if rules['integer'] else ''}number {limits}"
+    return "a table of settings" if "table" in rules else "a string" if "text" in rules else "any value"
+
+
 def _problem(item: dataclasses.Field[Any], value: Any) -> str | None:
     """What a valid value of the field looks like, if `value` is invalid."""
     rules = item.metadata
     if "options" in rules:
-        return None if value in rules["options"] else f"choose one of {', '.join(map(repr, rules['options']))}"
+        return None if value in rules["options"] else f"choose {allowed_values(item)}"
     if "switch" in rules:
-        return None if isinstance(value, bool) else "choose True or False"
+        return None if isinstance(value, bool) else f"choose {allowed_values(item)}"
     if "low" in rules:
         low, high, above, is_integer = rules["low"], rules["high"], rules["above"], rules["integer"]
         if value is None and rules.get("optional"):
             return None
-        allowed = f"a {'whole ' if is_integer else ''}number {_range(low, high, above)}"
         in_range = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
-        if not in_range or (above and value == low) or (is_integer and value % 1 != 0):
-            return f"it must be {allowed}"
-    return None
+        valid = in_range and not (above and value == low) and not (is_integer and value % 1 != 0)
+    else:
+        kinds = {"text": str, "table": dict}
+        valid = all(isinstance(value, kind) for rule, kind in kinds.items() if rule in rules)
+    return None if valid else f"it must be {allowed_values(item)}"
 
 
 def _range(low: float, high: float, above: bool) -> str:

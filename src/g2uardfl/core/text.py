@@ -1,6 +1,8 @@
-"""Text that clients chose, made fit for reasons and log lines: printable, on one line, of limited length."""
+"""Text for messages: suggestions for misspelt names; what clients chose, printable and of limited length."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 LONGEST = 200
 """Characters of a client's text that are quoted: enough for an error message, and a line of a log stays readable."""
@@ -51,3 +53,15 @@ def failure(error: BaseException) -> str:
     except Exception:
         message = ""
     return f"{quoted(type(error).__name__)[1:-1]}: {quoted(message)}"
+
+
+def suggestion(name: str, known: Sequence[str]) -> str:
+    """What to write instead of `name`, which is none of the `known` names.
+
+    >>> suggestion("windw", ["rate", "window"]), suggestion("zzz", ["rate", "window"])
+    ('did you mean window?', 'choose from rate, window')
+    """
+    import difflib
+
+    matches = difflib.get_close_matches(name.lower(), known, 3)
+    return f"did you mean {' or '.join(matches)}?" if matches else f"choose from {', '.join(known)}"

@@ -1,9 +1,15 @@
-"""Parallel loops over threads, each of which runs its tensor operations on a single core."""
+"""Parallel loops over threads, each of which runs its tensor operations on a single core.
+
+Threads of OpenMP and BLAS meet at a barrier after every operation. Where another process takes one of the cores, all
+others wait there, most of them spinning. Threads that take tasks from a common queue only wait for the last task.
+"""
 
 from __future__ import annotations
 
 import math
 import os
+import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -25,42 +31,87 @@ _BATCHES_PER_THREAD = 8
 finish at nearly the same time; fewer batches cost less overhead."""
 
 
-def in_parallel(function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
-    """Map `function` over `items`, in order, on as many threads as torch may use.
+class _ThisThread(threading.local):
+    """What each thread knows of its own limits."""
 
-    Within a call, tensor operations use one thread. Threads that work independently are faster than threads that
-    synchronise after every operation, in particular on a busy machine.
+    allowed: int | None = None
+    """Inside `one_thread`: the number of threads that parallel loops may use; 1 in the threads of such a loop."""
+
+
+class _Process:
+    """The limits that all threads of the process share."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.blocks = 0
+        """How many threads are inside `one_thread`."""
+        self.torch_threads = 1
+        """The number of torch's threads when the first of them entered."""
+        self.undo: Callable[[], object] = int
+        """Restores the numbers of threads of BLAS and OpenMP libraries."""
+
+
+_this_thread = _ThisThread()
+_process = _Process()
+
+
+@cache
+def usable_cores() -> int:
+    """The number of cores that this process may use: those it is pinned to, and those its container allows it."""
+    import joblib
+
+    return int(joblib.cpu_count())
+
+
+def in_parallel(function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
+    """Map `function` over `items`, in order, on as many threads as torch and the machine allow.
+
+    Within a call, tensor operations use one thread, so that results do not depend on the number of threads.
     """
-    threads = min(torch.get_num_threads(), len(items))
+    threads = _threads_for(len(items))
     with one_thread():
-        if threads <= 1:
+        if threads == 1:
             yield from map(function, items)
             return
         # Each submission has overhead, so a thread receives several items at once.
         size = math.ceil(len(items) / (_BATCHES_PER_THREAD * threads))
         batches = [items[start : start + size] for start in range(0, len(items), size)]
+
+        def work(batch: Sequence[Item]) -> list[Result]:
+            with _inside_loop():
+                return [function(item) for item in batch]
+
         with ThreadPoolExecutor(threads) as pool:
-            for results in pool.map(lambda batch: [function(item) for item in batch], batches):
+            for results in pool.map(work, batches):
                 yield from results
 
 
-def for_each(function: Callable[[Item], object], items: Sequence[Item]) -> None:
-    """Call `function` with each item, in any order, on as many threads as torch may use, including the current one.
+def for_each(function: Callable[[Item], object], items: Sequence[Item], batch: int = 1) -> None:
+    """Call `function` with each item, in any order, on as many threads as `in_parallel`, including the current one.
 
     Use it for functions that write their results in place. It starts five times faster than `in_parallel`, because it
     reuses threads and returns nothing.
+
+    Parameters
+    ----------
+    function, items
+        What to call with what.
+    batch
+        How many items a thread takes at once (default: 1). A thread pays only if it has about a millisecond of work.
     """
-    threads = min(torch.get_num_threads(), len(items))
-    remaining = deque(items)
+    remaining = deque(items[start : start + batch] for start in range(0, len(items), batch))
+    threads = _threads_for(len(remaining))
 
     def work() -> None:
         try:
-            while remaining:
-                try:
-                    item = remaining.popleft()
-                except IndexError:
-                    return  # Another thread took the last item.
-                function(item)
+            with _inside_loop():
+                while remaining:
+                    try:
+                        taken = remaining.popleft()
+                    except IndexError:
+                        return  # Another thread took the last items.
+                    for item in taken:
+                        function(item)
         finally:
             # After an error the other threads stop, too.
             remaining.clear()
@@ -70,12 +121,30 @@ def for_each(function: Callable[[Item], object], items: Sequence[Item]) -> None:
         try:
             work()
         finally:
-            # No items remain for threads that have not started. Waiting for one could deadlock if this call runs inside
-            # another `for_each`, whose threads fill the pool.
+            # No items remain for threads that have not started, because the pool is busy with other loops.
             started = [other for other in others if not other.cancel()]
             wait(started)
         for other in started:
             other.result()
+
+
+def _threads_for(tasks: int) -> int:
+    allowed = torch.get_num_threads() if _this_thread.allowed is None else _this_thread.allowed
+    if allowed <= 1 or tasks <= 1:
+        return 1
+    return min(allowed, tasks, usable_cores())
+
+
+@contextmanager
+def _inside_loop() -> Iterator[None]:
+    """Restrict torch in a thread of a parallel loop; loops inside the loop use this thread alone."""
+    before, _this_thread.allowed = _this_thread.allowed, 1
+    if before is None:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        _this_thread.allowed = before
 
 
 @cache
@@ -84,22 +153,48 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_MAX_POOL_THREADS, "g2uardfl")
 
 
-# A forked child process inherits the pool object without its threads.
-os.register_at_fork(after_in_child=_pool.cache_clear)
-
-
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Restrict torch and BLAS to one thread, in the calling thread and in threads that start inside the block."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    """Restrict torch and BLAS to one thread in the calling thread; the loops of this module may still use others.
+
+    Afterwards everything is as before, also where several threads of the caller are inside at the same time.
+    """
+    if _this_thread.allowed is not None:
+        yield
+        return
+    with _process.lock:
+        before = torch.get_num_threads()
+        if _process.blocks == 0:
+            _process.torch_threads = before
+            _process.undo = _libraries("sklearn" in sys.modules).limit(limits=1).restore_original_limits
+        elif before == 1:
+            # A thread that has not used torch yet starts with the limit of the other blocks.
+            before = _process.torch_threads
+        _process.blocks += 1
+        torch.set_num_threads(1)
+    _this_thread.allowed = before
     try:
-        with _blas_controller().limit(limits=1, user_api="blas"):
-            yield
+        yield
     finally:
-        torch.set_num_threads(threads)
+        _this_thread.allowed = None
+        with _process.lock:
+            _process.blocks -= 1
+            if _process.blocks == 0:
+                _process.undo()
+            torch.set_num_threads(before)
 
 
 @cache
-def _blas_controller() -> ThreadpoolController:
+def _libraries(with_sklearn: bool) -> ThreadpoolController:
+    """The BLAS and OpenMP libraries in the process, to which importing scikit-learn adds some."""
     return ThreadpoolController()
+
+
+def _after_fork() -> None:
+    """A forked child has this thread only, and the pool object without its threads."""
+    _pool.cache_clear()
+    _process.lock = threading.Lock()
+    _process.blocks = 0 if _this_thread.allowed is None else 1
+
+
+os.register_at_fork(after_in_child=_after_fork)

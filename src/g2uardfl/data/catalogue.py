@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..core.errors import ConfigError
+from ..core.text import suggestion
 
 
 @dataclass(frozen=True)
@@ -265,7 +266,7 @@ def find(name: str) -> Dataset:
     for dataset in DATASETS:
         if dataset.name == name:
             return dataset
-    raise ConfigError(f"unknown data set {name!r}: choose one of {', '.join(names())}")
+    raise ConfigError(f"unknown data set {name!r}: {suggestion(name, names())}")
 
 
 def owner(path: str) -> tuple[Dataset, StoredFile] | None:

@@ -163,6 +163,12 @@ class G2uardFL(Guard):
     observer, construction, clustering, filtering, elimination
         The parts of the guard, with their settings and memories.
 
+    Notes
+    -----
+    Clients are compared in a graph that remembers earlier rounds. The `default` profile looks for communities of
+    submissions whose updates are more similar than chance explains; the `paper` profile is the attributed client graph
+    with its auto-encoder, as printed.
+
     References
     ----------
     Hao Yu et al., "G²uardFL: Safeguarding Federated Learning Against Backdoor Attacks through Attributed Client Graph

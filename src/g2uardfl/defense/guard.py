@@ -13,11 +13,11 @@ from ..core.errors import ConfigError, StateError
 from ..core.layout import ModelLayout
 from ..core.numerics import Array
 from ..core.randomness import secret_of
-from ..core.settings import build
+from ..core.settings import build, text
 from ..core.settings import seed as seed_field
 from ..core.state_files import SavedState, read_state, write_state
 from .observation import Observation, Observer
-from .profiles import PARTS, build_parts
+from .profiles import DEFAULT, PARTS, build_parts, find, names
 from .stages import Clustering, Construction, Elimination, Evidence, Filtering, Judgement, Stage, Step
 
 _KIND = "guard"
@@ -25,7 +25,10 @@ AnyGuard = TypeVar("AnyGuard", bound="Guard")
 
 
 @dataclass(frozen=True)
-class _Seed:
+class _Guard:
+    """The settings that do not depend on the profile."""
+
+    profile: str = text(DEFAULT)
     seed: int | None = seed_field()
 
 
@@ -56,10 +59,10 @@ class Guard(Aggregator):
     filtering: Filtering[Any, Any, Any, Any]
     elimination: Elimination[Any, Any]
 
-    def __init__(self, profile: str = "default", *, seed: int | None = None, **settings: Any) -> None:
+    def __init__(self, profile: str = DEFAULT, *, seed: int | None = None, **settings: Any) -> None:
         if not isinstance(profile, str):
             raise ConfigError(f"profile={profile!r} is not allowed: give a name, or package.module:ClassName")
-        self.profile, self.seed = profile, build(_Seed, {"seed": seed}).seed
+        self.profile, self.seed = profile, build(_Guard, {"seed": seed}).seed
         self._secret = secret_of(self.seed)
         self._install(build_parts(profile, self._secret, settings))
         self.round = 0
@@ -79,6 +82,14 @@ class Guard(Aggregator):
         """Profile, seed (None if the secret was drawn) and all settings by name."""
         settings = {name: value for part in self.parts.values() for name, value in vars(part.settings).items()}
         return {"profile": self.profile, "seed": self.seed, **settings}
+
+    @classmethod
+    def setting_groups(cls) -> dict[str, list[type]]:
+        """The settings of each built-in profile."""
+        groups: dict[str, list[type]] = {"": [_Guard]}
+        for name in names():
+            groups[f"profile={name}"] = [part.Settings for part in find(name).parts().values()]
+        return groups
 
     def accept_layout(self, layout: ModelLayout) -> None:
         """Refuse a model that is not the one the guard remembers."""
@@ -107,6 +118,7 @@ class Guard(Aggregator):
             restored=step.restored,
             seconds=clock.seconds,
             observation=observation,
+            edges=evidence.strongest_edges(),
         )
 
     def judge(self, observation: Observation) -> dict[ClientId, Verdict]:

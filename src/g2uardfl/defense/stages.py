@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from ..aggregators.base import ClientId, Event, FlatModel, Round
+from ..aggregators.base import ClientId, Edge, Event, FlatModel, Round
 from ..core.numerics import Array
 from ..core.settings import NoSettings
 from ..core.state_files import SavedState
@@ -53,6 +53,15 @@ class Evidence:
     def here(self) -> slice:
         """The nodes of this round."""
         return slice(len(self.nodes) - len(self.clients), len(self.nodes))
+
+    def strongest_edges(self, count: int = 3) -> tuple[Edge, ...]:
+        """The `count` strongest edges of each client to others of this round, if they are positive, for reports."""
+        edges = np.array(self.edges[self.here, self.here], dtype=float)
+        np.fill_diagonal(edges, 0.0)
+        count = min(count, len(edges))
+        best = np.argpartition(-edges, count - 1, axis=1)[:, :count]
+        pairs = {(min(i, j), max(i, j)) for i, row in enumerate(best.tolist()) for j in row if edges[i, j] > 0}
+        return tuple(Edge(self.clients[i], self.clients[j], float(f"{edges[i, j]:.4g}")) for i, j in sorted(pairs))
 
 
 @dataclass(frozen=True)

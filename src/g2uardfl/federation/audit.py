@@ -2,8 +2,9 @@
 
 Each verdict is a line with `schema`, `previous`, `time`, `session`, `rule`, `round`, `client`, `node`, `decision`,
 `reason` and, where the rule gives them, `benign_score`, `cluster`, `distance` and `weight`. The verdicts of a round are
-followed by one line without `client`, with `note`, `events` and `stage_seconds`. Many JSON readers do not keep integers
-as large as node ids exactly, so client and node are strings.
+followed by one line without `client`, with `note`, `events`, `stage_seconds` and, where the rule builds a graph of the
+clients, its strongest `edges`. Many JSON readers do not keep integers as large as node ids exactly, so client and node
+are strings.
 
 `previous` is the hash of the line before, also across files and sessions (`audit_files.py`), so that a line that was
 changed, removed or moved later shows. Nothing that was written completely is ever deleted.
@@ -135,7 +136,7 @@ class Audit:
     Attributes
     ----------
     rounds : list
-        For each round `round`, `time`, `verdicts` by client, `note`, `events` and `stage_seconds`.
+        For each round `round`, `time`, `verdicts` by client, `note`, `events`, `stage_seconds` and `edges`.
     damaged : int
         Lines that could not be read.
     lines : int
@@ -191,13 +192,13 @@ class Audit:
     def _add(self, entry: dict[str, Any]) -> None:
         self.rule = entry["rule"]
         if not self.rounds or self.rounds[-1]["round"] != entry["round"]:
-            empty = {"verdicts": {}, "note": "", "events": [], "stage_seconds": {}}
+            empty = {"verdicts": {}, "note": "", "events": [], "stage_seconds": {}, "edges": []}
             self.rounds.append({"round": entry["round"], "time": entry["time"], **empty})
         if "client" in entry:
             self.rounds[-1]["verdicts"][entry["client"]] = entry
         else:
-            seconds = entry.get("stage_seconds", {})
-            self.rounds[-1].update(note=entry["note"], events=entry["events"], stage_seconds=seconds)
+            later = {"stage_seconds": entry.get("stage_seconds", {}), "edges": entry.get("edges", [])}
+            self.rounds[-1].update(note=entry["note"], events=entry["events"], **later)
 
     @property
     def chain(self) -> str:
@@ -239,9 +240,14 @@ def _checked(entry: Any) -> dict[str, Any] | None:
                 _are_texts(event, "kind", "message") for event in entry["events"]
             )
             sound &= all(isinstance(value, int | float) for value in entry.get("stage_seconds", {}).values())
+            sound &= all(_is_edge(*edge) for edge in entry.get("edges", []))
         return entry if sound else None
     except (AttributeError, KeyError, TypeError):
         return None
+
+
+def _is_edge(first: Any, second: Any, weight: Any) -> bool:
+    return isinstance(first, str) and isinstance(second, str) and isinstance(weight, int | float)
 
 
 def _are_texts(values: Mapping[str, Any], *names: str) -> bool:

@@ -15,8 +15,7 @@ from .strategy import AggregatorStrategy
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from .. import G2uardFL
-    from ..defense.g2uardfl import GuardSettings
+    from ..defense.g2uardfl import G2uardFL, GuardSettings
 
 
 class G2uardFLStrategy(AggregatorStrategy):

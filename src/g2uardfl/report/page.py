@@ -1,37 +1,35 @@
 """`report.html`: the results of one or more runs and the verdicts on their clients, in one file without external parts.
 
-A run is a simulated one, where the attackers are known, or the audit of a real federation, where they are not.
+A run is a simulated one, where the attackers are known, or the audit of a real federation, where they are not. The page
+is rendered from `templates/`; what comes from clients and configs is escaped there.
 """
 
 from __future__ import annotations
 
-import html
-from collections.abc import Sequence
+import base64
+import dataclasses
+import hashlib
+from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ..federation.audit import Audit
+from ..experiments.comparison import shown_figure
+from ..experiments.results import Group
+from ..federation.audit import DECISIONS, Audit
 from ..simulation.directory import FinishedRun
-from ..simulation.metrics import FIGURES, shown
-from ..simulation.naming import run_name
-from . import federation
-from .events import event_table, has_events, has_notes, mark_events, note_table
-from .parts import table
-from .timing import has_seconds, seconds_table
-
-Run = FinishedRun | Audit
-_STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; color: #1c2330; background: #fff; max-width: 1100px; margin: 2rem auto;
-       padding: 0 1rem; }
-h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.5rem; }
-table { border-collapse: collapse; width: 100%; } .scroll { overflow-x: auto; }
-th, td { padding: .35rem .7rem; text-align: left; border-bottom: 1px solid #dde2ea; vertical-align: top; }
-td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
-.malicious { color: #b3261e; } .held_out { color: #8a5a00; } .accepted { color: #1b6e3c; } .invalid { color: #5f6368; }
-"""
-_PERCENT_RANGE = (-2, 102)
-"""The axis of a rate, so that lines at 0 and 100 % are visible."""
-_COLOURS = ("#b3261e", "#1f5fbf", "#1b6e3c", "#7b3fa0", "#8a5a00", "#00797a")
+from ..simulation.metrics import FIGURES
+from . import headline
+from .charts import SERIES_COLOURS, Figure
+from .clients import client_rows
+from .curves import Series, rates, series_of
+from .graphs import graph, has_graph
+from .notes import event_rows, note_rows
+from .palette import DARK, LIGHT
+from .reputation import reputation
+from .subjects import Run, Subject, attacking
+from .timing import stage_times, timing
+from .verdicts import outcomes, timeline
 
 
 def write_report(runs: Sequence[Run], path: str | Path, title: str = "g2uardfl report") -> Path:
@@ -42,147 +40,194 @@ def write_report(runs: Sequence[Run], path: str | Path, title: str = "g2uardfl r
 
 
 def render(runs: Sequence[Run], title: str) -> str:
-    """The page as HTML, with scripts and styles inside."""
-    from plotly.offline import get_plotlyjs
-
+    """The page as HTML, with scripts, styles and figures inside."""
     simulated = [run for run in runs if isinstance(run, FinishedRun)]
-    audits = [run for run in runs if isinstance(run, Audit)]
-    parts = [f"<h1>{html.escape(title)}</h1>"]
-    if simulated:
-        parts += [_summary_table(simulated), "<h2>Accuracy and attack success</h2>", _figure(_curves(simulated))]
-    if audits:
-        parts.append(federation.summary_table(audits))
-        for audit in audits:
-            parts += [f"<h2>Verdicts: {html.escape(audit.name)}</h2>", _figure(federation.decisions(audit))]
-    for run in runs:
-        if has_events(run.rounds):
-            heading = f"What the server did on its own: {html.escape(name_of(run))}"
-            parts += [f"<h2>{heading}</h2>", event_table(run.rounds)]
-        if has_notes(run.rounds):
-            parts += [f"<h2>Notes on rounds: {html.escape(name_of(run))}</h2>", note_table(run.rounds)]
-        scored = any("benign_score" in verdict for record in run.rounds for verdict in record["verdicts"].values())
-        if scored:
-            legend = "One line for each client" + (", red for attackers." if isinstance(run, FinishedRun) else ".")
-            parts += [
-                f"<h2>Benign scores: {html.escape(name_of(run))}</h2>",
-                f"<p>{legend}</p>",
-                _figure(_scores(run)),
-            ]
-        if scored or isinstance(run, Audit):
-            parts += [f"<h2>Last verdict on each client: {html.escape(name_of(run))}</h2>", _verdict_table(run)]
-        if has_seconds(run.rounds):
-            parts += [f"<h2>Seconds of the server: {html.escape(name_of(run))}</h2>", seconds_table(run.rounds)]
-    return (
-        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
-        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
-        f"<title>{html.escape(title)}</title><style>{_STYLE}</style><script>{get_plotlyjs()}</script></head>"
-        f"<body>{''.join(parts)}</body></html>"
-    )
-
-
-def name_of(run: Run) -> str:
-    """The name of a run in tables and legends: its defence, attack and task, or its rule and file."""
-    if isinstance(run, Audit):
-        return run.name
-    return run_name(run.config)
-
-
-def _summary_table(runs: Sequence[FinishedRun]) -> str:
-    head = ("run", *FIGURES, "rounds", "seed")
-    rows = [
-        [name_of(run), *map(shown, run.figures.values()), str(run.summary["rounds"]), str(run.summary["seed"])]
-        for run in runs
-    ]
-    return table(head, rows, "Precision, recall and F1 count every rejected client (malicious or held out) as flagged.")
-
-
-def _curves(runs: Sequence[FinishedRun]) -> Any:
-    import plotly.graph_objects as go
-
-    figure = go.Figure()
-    for index, run in enumerate(runs):
-        start = run.summary["start"]
-        points = [(0, start["acc"], start["asr"])]
-        points += [
-            (record["round"], record["acc"], record["asr"]) for record in run.rounds if record["acc"] is not None
-        ]
-        rounds, accuracies, successes = zip(*points, strict=True)
-        colour = _COLOURS[index % len(_COLOURS)]
-        for label, values, dash in (("ACC", accuracies, "dot"), ("ASR", successes, "solid")):
-            figure.add_scatter(
-                x=rounds,
-                y=[100 * value for value in values],
-                mode="lines",
-                name=f"{label}, {_trace_name(name_of(run))}",
-                line={"color": colour, "dash": dash},
-            )
-        mark_events(figure, run.rounds, *_PERCENT_RANGE, _trace_name(name_of(run)) if len(runs) > 1 else "")
-    figure.update_layout(
-        xaxis_title="round", yaxis={"title": "%", "range": _PERCENT_RANGE}, legend={"orientation": "h", "y": -0.2}
-    )
-    return figure
-
-
-def _scores(run: Run) -> Any:
-    import plotly.graph_objects as go
-
-    history: dict[str, list[tuple[int, float]]] = {}
-    attackers = _attackers(run)
-    for record in run.rounds:
-        for client, verdict in record["verdicts"].items():
-            if "benign_score" in verdict:
-                history.setdefault(client, []).append((record["round"], verdict["benign_score"]))
-    figure = go.Figure()
-    for client, points in sorted(history.items(), key=lambda item: item[0] in attackers):
-        malicious = client in attackers
-        rounds, scores = zip(*points, strict=True)
-        figure.add_scatter(
-            x=rounds,
-            y=scores,
-            mode="lines+markers",
-            marker={"size": 4},
-            name=f"client {_trace_name(client)}{' (malicious)' if malicious else ''}",
-            line={"color": "#b3261e" if malicious else "#1f5fbf", "width": 1},
-            opacity=0.7,
-            showlegend=False,
-        )
-    figure.update_layout(xaxis_title="round", yaxis_title="benign score")
-    return figure
-
-
-def _trace_name(text: str) -> str:
-    """A name in a plot, where plotly would read some HTML tags and entities."""
-    return html.escape(text, quote=False)
-
-
-def _attackers(run: Run) -> set[str]:
-    return run.attackers if isinstance(run, FinishedRun) else set()
-
-
-def _verdict_table(run: Run) -> str:
-    attackers, known = _attackers(run), isinstance(run, FinishedRun)
-    last: dict[str, tuple[int, dict[str, Any]]] = {}
-    rejections: dict[str, int] = {}
-    for record in run.rounds:
-        for client, verdict in record["verdicts"].items():
-            last[client] = (record["round"], verdict)
-            rejections[client] = rejections.get(client, 0) + (verdict["decision"] in ("malicious", "held_out"))
-    head = ("client", *(["truth"] if known else []), "round", "decision", "rejected so far", "reason")
-    rows = [f"<tr>{''.join(f'<th>{name}</th>' for name in head)}</tr>"]
-    for client in sorted(last, key=lambda name: (name not in attackers, name.zfill(12))):
-        number, verdict = last[client]
-        decision = html.escape(verdict["decision"])
-        truth = f"<td>{'malicious' if client in attackers else 'benign'}</td>" if known else ""
-        rows.append(
-            f"<tr><td>{html.escape(client)}</td>{truth}<td>{number}</td>"
-            f"<td class='{decision}'>{decision.replace('_', ' ')}</td><td>{rejections[client]}</td>"
-            f"<td>{html.escape(verdict['reason'])}</td></tr>"
-        )
-    return f"<div class='scroll'><table>{''.join(rows)}</table></div>"
-
-
-def _figure(figure: Any) -> str:
-    figure.update_layout(template="plotly_white", height=440, margin={"l": 50, "r": 20, "t": 20, "b": 50})
+    series = series_of(simulated)
+    subjects = _subjects(runs, series)
+    script = _source("page.js")
     return str(
-        figure.to_html(full_html=False, include_plotlyjs=False, config={"displaylogo": False, "responsive": True})
+        _environment()
+        .get_template("page.html")
+        .render(
+            title=title,
+            sentences=headline.of_series(series) if len(runs) > 1 else [],
+            results=_results(series),
+            curves=rates(series) if series else [],
+            details=[_detail(subject) for subject in subjects],
+            light=LIGHT,
+            dark=DARK,
+            exported_style=figure_style(),
+            script=script,
+            script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        )
+    )
+
+
+def page_parts(template: str, **values: Any) -> str:
+    """A page of its own template, with the colours and styles of all pages."""
+    return str(_environment().get_template(template).render(light=LIGHT, dark=DARK, **values))
+
+
+def figures_of(runs: Sequence[Run]) -> list[Figure]:
+    """All figures of the page, with names that are unique."""
+    simulated = [run for run in runs if isinstance(run, FinishedRun)]
+    series = series_of(simulated)
+    found = rates(series) if series else []
+    for subject in _subjects(runs, series):
+        for figure in _figures(subject):
+            name = f"{figure.name}-{subject.key}" if len(runs) > 1 else figure.name
+            found.append(dataclasses.replace(figure, name=name))
+    return found
+
+
+def _subjects(runs: Sequence[Run], series: Sequence[Series[FinishedRun]]) -> list[Subject]:
+    with_seed = len({run.config.seed for one in series for run in one.runs}) > 1
+    names = {
+        id(run): f"{one.name} against {one.panel}" + (f", seed {run.config.seed}" if with_seed else "")
+        for one in series
+        for run in one.runs
+    }
+    return [Subject(run, str(number), names.get(id(run), "")) for number, run in enumerate(runs, start=1)]
+
+
+def _figures(subject: Subject) -> list[Figure]:
+    if not subject.rounds:
+        return []
+    return [
+        outcomes(subject),
+        timeline(subject),
+        *([reputation(subject)] if subject.has_scores else []),
+        *([graph(subject)] if has_graph(subject) else []),
+        *([timing(subject)] if stage_times(subject.rounds) else []),
+    ]
+
+
+def _detail(subject: Subject) -> dict[str, Any]:
+    """What the page says about one run."""
+    run = subject.run
+    about: dict[str, Any]
+    if isinstance(run, Audit):
+        warning = "" if run.broken_at is None else f"{run.path.name}: {run.chain}."
+        about = {"sentences": headline.of_audit(run), "warning": warning}
+    else:
+        about = {
+            "sentences": headline.of_run(run),
+            "facts": headline.facts(run),
+            "settings": _settings(run),
+            "environment": run.summary.get("environment", {}),
+        }
+    return {
+        "warning": "",
+        "facts": "",
+        "settings": [],
+        "environment": {},
+        **about,
+        "subject": subject,
+        "figures": {figure.name: figure for figure in _figures(subject)},
+        "clients": client_rows(subject),
+        "events": event_rows(subject.rounds),
+        "notes": note_rows(subject.rounds),
+        "stages": stage_times(subject.rounds),
+        "data": _data(subject),
+    }
+
+
+def _settings(run: FinishedRun) -> list[tuple[str, dict[str, Any]]]:
+    """The settings in groups: the run's own, and those of task, attack and defence."""
+    values = dataclasses.asdict(run.config)
+    parts = {part: values.pop(f"{part}_settings") for part in ("task", "attack", "defense")}
+    return [
+        ("run", values),
+        *((f"{part} {values[part]}", settings) for part, settings in parts.items() if settings),
+    ]
+
+
+def _data(subject: Subject) -> dict[str, Any]:
+    """What the script needs to explain a submission: clients, reasons and, for each round, its verdicts."""
+    places = {client: place for place, client in enumerate(subject.clients)}
+    reasons: dict[str, int] = {}
+    rounds = []
+    for record in subject.rounds:
+        attacked = attacking(record)
+        verdicts = []
+        for client, verdict in record["verdicts"].items():
+            reason = reasons.setdefault(verdict["reason"], len(reasons))
+            score = verdict.get("benign_score")
+            verdicts.append([
+                places[client], DECISIONS.index(verdict["decision"]), int(client in attacked), reason,
+                *([] if score is None else [round(score, 4)]),
+            ])  # fmt: skip
+        rounds.append([record["round"], verdicts])
+    return {
+        "clients": subject.clients,
+        "reasons": list(reasons),
+        "decisions": list(DECISIONS),
+        "known": subject.is_simulated,
+        "rounds": rounds,
+    }
+
+
+def _results(series: Sequence[Series[FinishedRun]]) -> dict[str, Any]:
+    """The table of results: one row for each series, mean and standard deviation over its seeds."""
+    rows = []
+    for one in series:
+        cells = [shown_figure(Group({}, tuple(one.runs)), heading, figure) for heading, figure in FIGURES.items()]
+        seeds = ", ".join(str(run.config.seed) for run in one.runs)
+        rounds = ", ".join(dict.fromkeys(str(len(run.rounds)) for run in one.runs))
+        rows.append({"series": one, "cells": [*cells, rounds, seeds]})
+    return {"head": [*FIGURES, "rounds", "seeds"], "rows": rows}
+
+
+@cache
+def _environment() -> Any:
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("g2uardfl.report"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.globals["colours"] = range(SERIES_COLOURS)
+    environment.filters["words"] = lambda text: str(text).replace("_", " ")
+    return environment
+
+
+def _source(name: str) -> str:
+    """A file of the templates as it is."""
+    environment = _environment()
+    return str(environment.loader.get_source(environment, name)[0])
+
+
+def figure_style(palette: Mapping[str, str] = LIGHT) -> str:
+    """The style sheet of figures with the colours of a palette in place of its variables."""
+    text: str = _environment().get_template("figure.css").render()
+    for name, colour in palette.items():
+        text = text.replace(f"var(--{name})", colour)
+    return text
+
+
+def svg(figure: Figure, frame: int = -1) -> str:
+    """A figure as an SVG document for papers, on white; of one with frames the one with this index."""
+    panels = []
+    columns = min(figure.columns, len(figure.panels))
+    width = max(panel.width for panel in figure.panels) * columns
+    legend, x, y = [], 0.0, 12.0
+    for key in figure.legend:
+        needed = 34.0 + 6.2 * len(key.label)
+        if x and x + needed > width - 10:
+            x, y = 0.0, y + 18.0
+        legend.append((key, x, y))
+        x += needed
+    top = y + 14.0 if legend else 4.0
+    for row in range(0, len(figure.panels), columns):
+        beside = figure.panels[row : row + columns]
+        for column, panel in enumerate(beside):
+            panels.append((panel, column * width / columns, top))
+        top += max(panel.height for panel in beside)
+    return str(
+        _environment()
+        .get_template("figure.svg")
+        .render(figure=figure, panels=panels, legend=legend, width=width, height=top, frame=frame, style=figure_style())
     )

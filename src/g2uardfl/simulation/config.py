@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import inspect
 import math
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .. import aggregators
 from ..core.errors import ConfigError
-from ..core.settings import build, check, choice, number, optional_number
+from ..core.settings import build, check, choice, number, optional_number, table, text, unknown_setting
+from ..core.text import suggestion
 from ..tasks.base import TrainingDefaults
 from ..training.local import Recipe
 
@@ -34,10 +38,10 @@ class RunConfig:
     still None then does not apply.
     """
 
-    task: str = "digits"
-    attack: str = "none"
-    defense: str = "fedavg"
-    model: str = ""
+    task: str = text("digits")
+    attack: str = text("none")
+    defense: str = text("fedavg")
+    model: str = text("")
     """One of the task's models; empty means the first."""
     rounds: int = number(100, 1, math.inf)
     clients: int = optional_number(1, math.inf, integer=True)
@@ -74,23 +78,30 @@ class RunConfig:
     """The last round in which malicious clients attack; by default the last round of the run."""
     defend_from: int = number(1, 1, math.inf)
     """The first round in which the defence aggregates; before it the server uses FedAvg."""
-    start: str = "converged"
+    start: str = text("converged")
     """The initial model: `converged` (trained centrally; the paper attacks after convergence), `scratch`, or a file."""
     evaluate_every: int = number(1, 1, math.inf)
     checkpoint_every: int = number(10, 1, math.inf)
     seed: int = number(0, 0, 2**63 - 1)
-    device: str = "cpu"
+    device: str = text("cpu")
     engine: str = choice("auto", "auto", "loop", "workers", "batched")
     """How clients are trained: `loop`, `workers` (CPU), `batched` (GPU), or `auto` to choose the fastest."""
     workers: int = number(0, 0, 1024)
     """Number of worker processes; 0 means one per core."""
-    data_dir: str = ""
-    task_settings: dict[str, Any] = field(default_factory=dict)
-    attack_settings: dict[str, Any] = field(default_factory=dict)
-    defense_settings: dict[str, Any] = field(default_factory=dict)
+    data_dir: str = text("")
+    sample_limit: int | None = optional_number(1, math.inf, integer=True)
+    """At most this number of samples of each set (training, test, backdoor) is used; by default all."""
+    task_settings: dict[str, Any] = table()
+    attack_settings: dict[str, Any] = table()
+    defense_settings: dict[str, Any] = table()
 
     def __post_init__(self) -> None:
         check(self)
+        for name in ("model", "data_dir"):
+            if name in self.task_settings:
+                raise ConfigError(
+                    f"{name} is a setting of the run, not of the task: write {name} without the prefix task."
+                )
 
     def resolved(self, defaults: TrainingDefaults) -> RunConfig:
         """The config with a value for every setting that applies; ConfigError where settings contradict each other."""
@@ -98,6 +109,8 @@ class RunConfig:
             raise ConfigError(
                 f"local_epochs={self.local_epochs} and local_steps={self.local_steps} exclude each other: leave one out"
             )
+        if self.sample_limit is not None and self.partition == "natural":
+            raise ConfigError("sample_limit would separate samples from their groups: use partition='dirichlet'")
         names = ["clients", "per_round", "lr", "batch_size", "lr_decay", "momentum", "weight_decay"]
         usual = {name: getattr(defaults, name) for name in names}
         usual["attack_until"] = self.rounds
@@ -174,43 +187,75 @@ def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _without_none(value) if isinstance(value, dict) else value for name, value in kept.items()}
 
 
-def changed(values: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+_NAMES = tuple(item.name for item in dataclasses.fields(RunConfig))
+"""The settings of a run, without those of its parts."""
+
+
+def overridden(values: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a file, with `options` on top.
 
     Where the options name another task, attack or defence, the settings that the file has for its own do not apply.
 
-    >>> changed({"defense": "krum", "defense_settings": {"malicious_clients": 1}}, {"defense": "flame"})
+    >>> overridden({"defense": "krum", "defense_settings": {"malicious_clients": 1}}, {"defense": "flame"})
     {'defense': 'flame'}
     """
     replaced = {field for name, field in SECTIONS.items() if options.get(name, values.get(name)) != values.get(name)}
     return {**{name: value for name, value in values.items() if name not in replaced}, **options}
 
 
-def with_assignments(values: Mapping[str, Any], assignments: list[str]) -> dict[str, Any]:
+def with_assignments(values: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
     """A copy of `values`, changed by assignments of the form `key=value`.
 
     A key is a field of `RunConfig`, or `defense.KEY`, `attack.KEY` or `task.KEY`. A key without a prefix that is not a
     field is a setting of the defence. A value that is not valid TOML is a string.
 
-    >>> with_assignments({}, ["rounds=3", "window=50", "task.edge=full"])
-    {'rounds': 3, 'defense_settings': {'window': 50}, 'task_settings': {'edge': 'full'}}
+    >>> with_assignments({"defense": "krum"}, ["rounds=3", "malicious_clients=1", "task.edge=full"])
+    {'defense': 'krum', 'rounds': 3, 'defense_settings': {'malicious_clients': 1}, 'task_settings': {'edge': 'full'}}
     """
     changed = dict(values)
-    fields = {item.name for item in dataclasses.fields(RunConfig)}
+    unprefixed = []
     for assignment in assignments:
-        key, separator, text = assignment.partition("=")
+        key, separator, written = assignment.partition("=")
         if not separator or not key:
             raise ConfigError(f"--set {assignment}: write key=value")
-        try:
-            value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            value = text
-        section, dot, name = key.partition(".")
-        if dot and section not in SECTIONS:
-            raise ConfigError(f"--set {assignment}: the part before the dot is one of {', '.join(SECTIONS)}")
-        if not dot and key in fields:
-            changed[key] = value
-            continue
-        place = SECTIONS[section] if dot else "defense_settings"
-        changed[place] = {**changed.get(place, {}), (name if dot else key): value}
+        changed = with_setting(changed, key, parse_value(written))
+        unprefixed += [] if "." in key or key in _NAMES else [key]
+    for key in unprefixed:
+        _check_owner(key, str(changed.get("defense", RunConfig.defense)))
     return changed
+
+
+def with_setting(values: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
+    """A copy of `values` in which one setting is changed; for keys see `with_assignments`."""
+    section, dot, name = key.partition(".")
+    if dot and section not in SECTIONS:
+        raise ConfigError(f"setting {key!r} has an unknown prefix {section!r}: {suggestion(section, list(SECTIONS))}")
+    if not dot and key in _NAMES:
+        return {**values, key: value}
+    place = SECTIONS[section] if dot else "defense_settings"
+    return {**values, place: {**values.get(place, {}), (name if dot else key): value}}
+
+
+def parse_value(written: str) -> Any:
+    """A value in TOML; any other text is a string.
+
+    >>> parse_value("0.5"), parse_value("true"), parse_value("full")
+    (0.5, True, 'full')
+    """
+    try:
+        return tomllib.loads(f"value = {written}")["value"]
+    except tomllib.TOMLDecodeError:
+        return written
+
+
+def _check_owner(key: str, defense: str) -> None:
+    """Raise `ConfigError` for a key without a prefix that is no setting of the defence."""
+    parameters = inspect.signature(aggregators.find(defense)).parameters.values()
+    known = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY or one.name == "profile"]
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters)
+    close = difflib.get_close_matches(key, [*known, *_NAMES], 1)
+    if not close and not known and not takes_any:
+        hint = f"{defense} has no settings, and `g2uardfl run --help` names those of the run"
+        raise ConfigError(f"unknown setting {key!r}: {hint}")
+    if key not in known and (close[0] in _NAMES if close else not takes_any):
+        raise unknown_setting(key, close or known, defense)

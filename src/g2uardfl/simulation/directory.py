@@ -14,7 +14,7 @@ from ..core.errors import StateError
 from ..core.files import atomic_write
 from .checkpoint import read_checkpoint, write_checkpoint
 from .config import RunConfig
-from .metrics import figures
+from .metrics import figures, summarise
 from .run import Callback, Simulation
 from .start import write_model
 
@@ -52,6 +52,7 @@ class RunDirectory(Callback):
 
     def on_start(self, simulation: Simulation) -> None:
         """Write the config, and open `rounds.jsonl` with the rounds up to the checkpoint the run resumes from."""
+        simulation.path = self.path
         with self._writing():
             (self.path / "config.toml").write_text(simulation.config.to_toml(), encoding="utf-8")
             _write_lines(self.path / "rounds.jsonl", [json.dumps(record) for record in simulation.records])
@@ -60,7 +61,7 @@ class RunDirectory(Callback):
             write_checkpoint(self.path / CHECKPOINTS, simulation.config, simulation.checkpoint())
 
     def on_round(self, simulation: Simulation, record: dict[str, Any]) -> None:
-        """Append the record; write a checkpoint if one is due or the run is about to stop."""
+        """Append the record; write a checkpoint if one is due."""
         done = record["round"]
         if self._rounds is not None:
             with self._writing():
@@ -68,8 +69,12 @@ class RunDirectory(Callback):
                 self._rounds.flush()
                 os.fsync(self._rounds.fileno())
         config = simulation.config
-        if simulation.stop_asked or done % config.checkpoint_every == 0 or done == config.rounds:
+        if done % config.checkpoint_every == 0 or done == config.rounds:
             write_checkpoint(self.path / CHECKPOINTS, simulation.config, simulation.checkpoint())
+
+    def on_stop(self, simulation: Simulation) -> None:
+        """Write a checkpoint of the last round."""
+        write_checkpoint(self.path / CHECKPOINTS, simulation.config, simulation.checkpoint())
 
     def on_end(self, simulation: Simulation, summary: dict[str, Any]) -> None:
         """Write the final model and the summary."""
@@ -125,21 +130,49 @@ def _remove(path: Path) -> None:
 
 
 class FinishedRun:
-    """The files of a finished run."""
+    """The files of a finished run.
 
-    def __init__(self, path: str | Path) -> None:
+    Parameters
+    ----------
+    path
+        The run directory.
+    unfinished_too
+        Read a run without a summary, too; the summary is then that of the rounds so far (default: False).
+
+    Attributes
+    ----------
+    config, rounds, summary
+        The content of the files.
+    """
+
+    def __init__(self, path: str | Path, *, unfinished_too: bool = False) -> None:
         self.path = Path(path)
         if not (self.path / "config.toml").exists():
             raise StateError(f"{self.path} is not a run directory: it has no config.toml")
         self.config = RunConfig.from_file(self.path / "config.toml")
+        is_finished = (self.path / "summary.json").exists()
+        if not (is_finished or unfinished_too):
+            raise StateError(f"{self.path} is not finished: continue with g2uardfl resume {self.path}")
         try:
-            lines = (self.path / "rounds.jsonl").read_text(encoding="utf-8").splitlines()
-            self.rounds: list[dict[str, Any]] = [json.loads(line) for line in lines]
-            self.summary: dict[str, Any] = json.loads((self.path / "summary.json").read_text(encoding="utf-8"))
+            lines = (self.path / "rounds.jsonl").read_text(encoding="utf-8").split("\n")
+            # The last line may be in the middle of being written; a complete one ends with a line break.
+            self.rounds: list[dict[str, Any]] = [json.loads(line) for line in lines[:-1]]
+            self.summary: dict[str, Any] = (
+                json.loads((self.path / "summary.json").read_text(encoding="utf-8"))
+                if is_finished
+                else summarise(self.rounds, self.config.defend_from)
+            )
         except FileNotFoundError as error:
-            raise StateError(f"{self.path} is not finished: continue with g2uardfl resume {self.path}") from error
+            raise StateError(f"{self.path} has no rounds yet: continue with g2uardfl resume {self.path}") from error
         except ValueError as error:
             raise StateError(f"{self.path} is damaged: {error}") from error
+
+    @classmethod
+    def of(cls, path: Path, config: RunConfig, rounds: list[dict[str, Any]], summary: dict[str, Any]) -> FinishedRun:
+        """A run from the contents of its files, which need not exist."""
+        run = cls.__new__(cls)
+        run.path, run.config, run.rounds, run.summary = path, config, rounds, summary
+        return run
 
     @property
     def attackers(self) -> set[str]:

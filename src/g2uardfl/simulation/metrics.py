@@ -96,29 +96,49 @@ class Detection:
         }
 
 
-def detection_of(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """The detection rates of a run, from the records in `rounds.jsonl`.
+class DetectionRates:
+    """The detection rates of the rounds so far, from the records in `rounds.jsonl`.
 
     A client is flagged if its decision is "malicious" or "held_out"; under `malicious_only`, if it is "malicious".
     `rounds_to_detection` counts from the first round with an attack, that round included, to the first in which an
     attacking client is flagged; None if none is.
     """
-    refused, malicious = Detection(), Detection()
-    first_attack = first_detection = None
-    for record in records:
+
+    def __init__(self) -> None:
+        self.refused, self.malicious = Detection(), Detection()
+        self._first_attack: int | None = None
+        self._first_detection: int | None = None
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Add one round."""
         attacking = {str(client) for client in record.get("attacking", record["malicious"])}
         behaving = {str(client) for client in record["malicious"]} - attacking
         decisions = {client: verdict["decision"] for client, verdict in record["verdicts"].items()}
         judged = [client for client, decision in decisions.items() if decision != "invalid"]
         flagged = {client for client in judged if decisions[client] != "accepted"}
-        refused.add(flagged, attacking, judged, behaving)
-        malicious.add([client for client in judged if decisions[client] == "malicious"], attacking, judged, behaving)
-        if attacking and first_attack is None:
-            first_attack = record["round"]
-        if attacking & flagged and first_detection is None:
-            first_detection = record["round"]
-    waited = None if first_attack is None or first_detection is None else first_detection - first_attack + 1
-    return {**refused.as_dict(), "malicious_only": malicious.as_dict(), "rounds_to_detection": waited}
+        self.refused.add(flagged, attacking, judged, behaving)
+        convicted = [client for client in judged if decisions[client] == "malicious"]
+        self.malicious.add(convicted, attacking, judged, behaving)
+        if attacking and self._first_attack is None:
+            self._first_attack = record["round"]
+        if attacking & flagged and self._first_detection is None:
+            self._first_detection = record["round"]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The rates, as in `summary.json`, and `rounds_to_detection`."""
+        waited = None
+        if self._first_attack is not None and self._first_detection is not None:
+            waited = self._first_detection - self._first_attack + 1
+        rates = {**self.refused.as_dict(), "malicious_only": self.malicious.as_dict()}
+        return {**rates, "rounds_to_detection": waited}
+
+
+def detection_of(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The detection rates of a run, from the records in `rounds.jsonl`."""
+    rates = DetectionRates()
+    for record in records:
+        rates.add(record)
+    return rates.as_dict()
 
 
 def summarise(records: Sequence[Mapping[str, Any]], defend_from: int) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,19 +17,22 @@ from torch import Tensor
 from .. import aggregators, attacks, tasks
 from ..aggregators.base import Aggregator, ClientId, RoundObserver, Verdict
 from ..aggregators.context import NeedsServer
-from ..attacks.base import Member, Turn
+from ..attacks.base import Attack, Member, Turn
 from ..core.constructors import resolved_settings
 from ..core.errors import ConfigError, G2uardFLError
+from ..core.registry import absolute
+from ..core.threads import one_thread
 from ..training.engine import Engine, make_engine
 from ..training.local import Job, Recipe, share_predicted
+from .central import Progress
 from .checkpoint import Checkpoint
 from .config import RunConfig
 from .environment import environment, peak_memory
 from .metrics import summarise
-from .samples import FederatedSamples
+from .samples import FederatedSamples, limit_samples
 from .schedule import Schedule, torch_generator
 from .server import SimulatedServer, for_as_many_steps
-from .start import Progress, start_weights
+from .start import start_weights
 
 Record = dict[str, Any]
 """The JSON object of one round in `rounds.jsonl`."""
@@ -42,6 +46,9 @@ class Callback:
 
     def on_round(self, simulation: Simulation, record: Record) -> None:
         """Called after each round."""
+
+    def on_stop(self, simulation: Simulation) -> None:
+        """Called when the run stops before its last round, on request; it can be resumed."""
 
     def on_end(self, simulation: Simulation, summary: dict[str, Any]) -> None:
         """Called after the last round."""
@@ -58,8 +65,8 @@ class Simulation:
     ----------
     config
         All settings of the run.
-    defense
-        The aggregation rule, instead of the one that `config` names (default: None).
+    defense, attack
+        Objects, instead of the rule and the attack that `config` names (default: None).
 
     Attributes
     ----------
@@ -74,17 +81,21 @@ class Simulation:
     attacking
         The clients that attack in the current round.
     stop_asked
-        Set this to True to stop the run after the current round.
+        Set this to True to stop the run after the current round; it is not finished, and can be resumed.
+    ended_early
+        Why the run ends before its last round; empty if it does not.
+    path
+        The run directory, if there is one.
     """
 
     samples: FederatedSamples
 
-    def __init__(self, config: RunConfig, defense: Aggregator | None = None) -> None:
+    def __init__(self, config: RunConfig, defense: Aggregator | None = None, *, attack: Attack | None = None) -> None:
         self.task = tasks.create(
             config.task, data_dir=config.data_dir or None, model=config.model or None, **config.task_settings
         )
         config = config.resolved(self.task.defaults)
-        self.attack = attacks.create(config.attack, **config.attack_settings)
+        self.attack = attack or attacks.create(config.attack, **config.attack_settings)
         self.defense = defense or aggregators.create(config.defense, **_defense_settings(config))
         self.average = aggregators.create("fedavg")
         try:
@@ -98,7 +109,7 @@ class Simulation:
         if self.attack.attacks and config.pmr and not self.schedule.malicious:
             raise ConfigError(f"pmr={config.pmr} of {config.clients} clients is no client: raise pmr, or set it to 0")
         self.attack.enlist(self.task, sorted(self.schedule.malicious))
-        self.config = config = self._with_all_settings(config, own_defense=defense is not None)
+        self.config = config = self._with_all_settings(config, defense is not None, attack is not None)
         self.model = self.task.build_model().to(self.device)
         self.weights: dict[str, Tensor] = {}
         self.start_scores: dict[str, float] = {}
@@ -106,6 +117,8 @@ class Simulation:
         self.observers: list[RoundObserver] = []
         self.attacking: list[int] = []
         self.stop_asked = False
+        self.ended_early = ""
+        self.path: Path | None = None
 
     def run(self, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
         """Run all remaining rounds and return the summary."""
@@ -118,7 +131,11 @@ class Simulation:
                 self.records.append(self._round(round_number))
                 for callback in callbacks:
                     callback.on_round(self, self.records[-1])
+                if self.ended_early and self.records[-1]["acc"] is not None:
+                    break
                 if self.stop_asked and round_number < self.config.rounds:
+                    for callback in callbacks:
+                        callback.on_stop(self)
                     raise Interrupted(f"stopped after round {round_number} of {self.config.rounds}")
         finally:
             self.engine.close()
@@ -137,16 +154,20 @@ class Simulation:
         samples = config.rounds * config.per_round * per_client
         return make_engine(config.engine, self.task, self.model, samples=samples, workers=config.workers)
 
-    def prepare(self, on_epoch: Progress | None = None) -> None:
+    def finish_early(self, reason: str) -> None:
+        """Make the next evaluated round the last one, this round included; the summary states the reason."""
+        self.ended_early = reason
+
+    def prepare(self, progress: Progress | None = None) -> None:
         """Divide the data and load the initial model; a converged one that is not cached is trained first.
 
         Parameters
         ----------
-        on_epoch
-            Called after each epoch of that training (default: None).
+        progress
+            Called after each step of that training (default: None).
         """
         self._divide_data()
-        weights = start_weights(self.task, self.config, on_epoch)
+        weights = start_weights(self.task, self.config, progress)
         self.weights = {name: value.to(self.device) for name, value in weights.items()}
         acc, asr = self._evaluate()
         self.start_scores = {"acc": acc, "asr": asr}
@@ -179,31 +200,36 @@ class Simulation:
         """The content of `summary.json`."""
         return {
             **summarise(self.records, self.config.defend_from),
+            **({"ended_early": self.ended_early} if self.ended_early else {}),
             "start": self.start_scores,
             "peak_memory_mb": peak_memory(),
             "seed": self.config.seed,
             "environment": environment(),
         }
 
-    def _with_all_settings(self, config: RunConfig, own_defense: bool) -> RunConfig:
-        """The config with all settings of task, attack and defence as resolved.
+    def _with_all_settings(self, config: RunConfig, own_defense: bool, own_attack: bool) -> RunConfig:
+        """The config with all settings of task, attack and defence as resolved, unless they were passed as objects.
 
         The defence's seed is left out where it is that of the run, so that it follows when the run's seed is changed.
         """
-        defense_settings = config.defense_settings
-        if not own_defense:
-            found = resolved_settings(self.defense, defense_settings)
-            defense_settings = {name: value for name, value in found.items() if (name, value) != ("seed", config.seed)}
-        return replace(
+        config = replace(
             config,
+            task=absolute(config.task),
             model=self.task.model,
-            attack=self.attack.spelled(config.attack),
             task_settings=resolved_settings(self.task, config.task_settings, ["data_dir", "model"]),
-            attack_settings=resolved_settings(self.attack, config.attack_settings, ["attack"]),
-            defense_settings=defense_settings,
         )
+        if not own_attack:
+            settings = resolved_settings(self.attack, config.attack_settings, ["attack"])
+            config = replace(config, attack=self.attack.spelled(config.attack), attack_settings=settings)
+        if not own_defense:
+            found = resolved_settings(self.defense, config.defense_settings)
+            settings = {name: value for name, value in found.items() if (name, value) != ("seed", config.seed)}
+            config = replace(config, defense=absolute(config.defense), defense_settings=settings)
+        return config
 
     def _divide_data(self) -> None:
+        if self.config.sample_limit is not None:
+            limit_samples(self.task, self.config.sample_limit)
         needs_server = self.defense if isinstance(self.defense, NeedsServer) else None
         with_root = needs_server is not None and needs_server.takes_root_data
         self.samples = FederatedSamples(
@@ -223,6 +249,7 @@ class Simulation:
         model = self.task.build_model().to(self.device)
         return SimulatedServer(self.task, model, self.samples.root, recipe, seed=config.seed)
 
+    @one_thread()
     def _round(self, round_number: int) -> Record:
         seconds: dict[str, float] = {}
         selected = [int(client) for client in self.schedule.selected[round_number - 1]]

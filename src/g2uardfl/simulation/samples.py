@@ -73,3 +73,12 @@ class FederatedSamples:
             clean = self.clients[client].to("cpu")
             self._poisoned[client] = self._attack.training_data(client, clean, self._pdr, generator).to(self._device)
         return self._poisoned[client]
+
+
+def limit_samples(task: Task, limit: int) -> None:
+    """Keep at most `limit` samples of each of the task's sets; which ones does not depend on the run."""
+    parts = ("train", "test", "backdoor_train", "backdoor_test")
+    wholes: dict[str, Samples] = {part: getattr(task, part) for part in parts}
+    for part, whole in wholes.items():
+        order = torch.randperm(len(whole), generator=torch.Generator().manual_seed(0))
+        setattr(task, part, whole.take(order[:limit].sort().values))

@@ -9,27 +9,23 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..core.cache import cache_dir
 from ..core.errors import ConfigError, StateError
 from ..core.files import atomic_write
-from ..tasks.base import Task, TrainingDefaults
-from ..training.local import batches, share_predicted
+from ..tasks.base import Task
+from ..training.local import share_predicted
+from .central import CentralTraining, Progress
 from .config import RunConfig
 from .schedule import start_seed
 
-Progress = Callable[[int, int], None]
-"""Called with the number of finished epochs and the number of all epochs."""
-
 _RECIPE_VERSION = 3
-"""Version of `train_centrally`; increase it with every change of the result, so that cached models are not reused."""
+"""Version of `CentralTraining`; increase it with every change of the result, so that cached models are not reused."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +46,7 @@ def start_weights(task: Task, config: RunConfig, progress: Progress | None = Non
     task, config
         The task and the config of the run.
     progress
-        Called after each epoch if a converged model has to be trained (default: None).
+        Called after each step if a converged model has to be trained (default: None).
     """
     if config.start == "scratch":
         return fresh_weights(task, start_seed(config.seed))
@@ -66,7 +62,7 @@ def start_weights(task: Task, config: RunConfig, progress: Progress | None = Non
 def fresh_weights(task: Task, seed: int) -> dict[str, Tensor]:
     """The weights of an untrained model, drawn from `seed`."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         return {name: value.detach().clone() for name, value in task.build_model().state_dict().items()}
 
 
@@ -74,6 +70,8 @@ def converged_start(
     task: Task, *, seed: int = 0, device: str = "cpu", progress: Progress | None = None, again: bool = False
 ) -> ConvergedStart:
     """The task's converged model, from the cache or else trained now and cached.
+
+    An interrupted training is continued by the next call.
 
     Parameters
     ----------
@@ -84,18 +82,23 @@ def converged_start(
     device
         Where to train (default: "cpu").
     progress
-        Called after each epoch (default: None).
+        Called after each step with the numbers of steps done and of all steps (default: None).
     again
         Train even if a model is cached, and replace it (default: False).
     """
     path = cache_dir() / "starts" / f"{task.name}-{task.model}-{start_key(task, seed)}.safetensors"
     if path.exists() and not again:
         return ConvergedStart(read_model(path), path, was_cached=True)
-    weights = train_centrally(task, seed=seed, device=device, progress=progress)
+    unfinished = path.with_suffix(".unfinished")
+    if again:
+        unfinished.unlink(missing_ok=True)
+    training = CentralTraining(task, fresh_weights(task, seed), seed=seed, device=device)
+    weights = training.run(progress, unfinished)
     cached: Path | None = path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_model(path, weights)
+        unfinished.unlink(missing_ok=True)
     except (OSError, StateError):
         cached = None
     return ConvergedStart(weights, cached, was_cached=False)
@@ -120,61 +123,6 @@ def start_key(task: Task, seed: int) -> str:
     for tensor in (task.train.x, task.train.y):
         digest.update(tensor.contiguous().numpy().tobytes())
     return digest.hexdigest()[:16]
-
-
-def train_centrally(
-    task: Task, *, seed: int, device: str = "cpu", progress: Progress | None = None
-) -> dict[str, Tensor]:
-    """Train the task's model on all its training data.
-
-    The learning rate warms up linearly over the first 5 % of the steps and then decays to 0 along a cosine. The last
-    batch of an epoch is dropped if it is incomplete, because its gradient is noisier.
-    """
-    defaults = task.defaults
-    model = task.build_model()
-    model.load_state_dict(fresh_weights(task, seed))
-    model.to(device).train()
-    samples = task.train.to(device)
-    batch_size = min(defaults.pretrain_batch_size, len(samples))
-    optimizer = _optimizer(defaults, model)
-    total = defaults.pretrain_epochs * (len(samples) // batch_size)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _warm_cosine(step, total))
-    generator = torch.Generator().manual_seed(seed)
-    with torch.random.fork_rng(devices=[] if device == "cpu" else None):
-        torch.manual_seed(seed)
-        for epoch in range(defaults.pretrain_epochs):
-            for batch in batches(len(samples), batch_size, 1, 0, generator):
-                if len(batch) < batch_size:
-                    continue
-                indices = batch.to(device)
-                x = task.prepare(task.augment(samples.x[indices], generator))
-                optimizer.zero_grad()
-                task.loss(model(x), samples.y[indices]).backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-                schedule.step()
-            if progress:
-                progress(epoch + 1, defaults.pretrain_epochs)
-    return {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
-
-
-def _optimizer(defaults: TrainingDefaults, model: nn.Module) -> torch.optim.Optimizer:
-    if defaults.pretrain_optimizer == "adam":
-        return torch.optim.Adam(model.parameters(), lr=defaults.pretrain_lr)
-    return torch.optim.SGD(
-        model.parameters(),
-        lr=defaults.pretrain_lr,
-        momentum=defaults.momentum,
-        weight_decay=defaults.weight_decay,
-        nesterov=True,
-    )
-
-
-def _warm_cosine(step: int, total: int) -> float:
-    """The learning rate of a step, as a multiple of the highest one."""
-    warm_up = max(1, total // 20)
-    if step < warm_up:
-        return (step + 1) / warm_up
-    return 0.5 * (1 + math.cos(math.pi * (step - warm_up) / (total - warm_up)))
 
 
 def read_model(path: str | Path) -> dict[str, Tensor]:

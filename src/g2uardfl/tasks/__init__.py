@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from ..core.constructors import refuse_unknown_names
+from ..core.constructors import construct
 from ..core.registry import Registry
 
 if TYPE_CHECKING:
@@ -30,17 +30,17 @@ def names() -> list[str]:
 
 
 def find(name: str) -> type[Task]:
-    """The class of a task, from a built-in name or `package.module:ClassName`."""
+    """The class of a task, from a built-in name, `package.module:ClassName` or `FILE.py:ClassName`."""
     return cast("type[Task]", _registry.find(name))
 
 
-def create(name: str, *, data_dir: Path | str | None = None, model: str | None = None, **options: Any) -> Task:
+def create(name: str, /, *, data_dir: Path | str | None = None, model: str | None = None, **options: Any) -> Task:
     """Create a task; its data is loaded when it is first used.
 
     Parameters
     ----------
     name
-        A built-in name or `package.module:ClassName`.
+        A built-in name, `package.module:ClassName` or `FILE.py:ClassName`.
     data_dir
         The folder of the data sets; None means `G2UARDFL_DATA` or the platform's cache folder (default: None).
     model
@@ -48,6 +48,4 @@ def create(name: str, *, data_dir: Path | str | None = None, model: str | None =
     options
         The task's own settings.
     """
-    kind = find(name)
-    refuse_unknown_names(kind, options)
-    return kind(data_dir=data_dir, model=model, **options)
+    return construct(find(name), options, data_dir=data_dir, model=model)

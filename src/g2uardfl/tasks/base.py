@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ..core.errors import ConfigError
 from ..core.settings import NoSettings, build
+from ..core.text import suggestion
 
 
 @dataclass(frozen=True)
@@ -142,11 +143,15 @@ class Task(ABC):
     """A frozen dataclass of the task's own settings, with the fields of `core/settings.py`."""
 
     def __init__(self, *, data_dir: Path | str | None = None, model: str | None = None, **settings: Any) -> None:
-        self.settings: Any = build(self.Settings, settings)
+        self.settings: Any = build(self.Settings, settings, type(self).__name__)
         self.data_dir = None if data_dir is None else Path(data_dir)
         self.model = model or self.models[0]
         if self.model not in self.models:
-            raise ConfigError(f"task {self.name} has no model {self.model!r}: choose one of {', '.join(self.models)}")
+            raise ConfigError(f"task {self.name} has no model {self.model!r}: {suggestion(self.model, self.models)}")
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={value!r}" for name, value in {"model": self.model, **vars(self.settings)}.items())
+        return f"{type(self).__name__}({shown})"
 
     def configuration(self) -> dict[str, Any]:
         """The task's own settings by name, as resolved."""

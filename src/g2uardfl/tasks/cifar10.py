@@ -58,6 +58,15 @@ class Cifar10(Task):
     edge
         The planes: "paper" uses the 100 training and 180 test images of the paper's tables; "full" uses all 784
         training images, except those that show a test photo, and 196 test images (default: "paper").
+
+    Notes
+    -----
+    Needs `cifar10` and `southwest` (`g2uardfl data status`). The backdoor is an edge case: hardly any honest client has
+    planes in this livery.
+
+    References
+    ----------
+    Wang et al., "Attack of the Tails: Yes, You Really Can Backdoor Federated Learning", NeurIPS 2020.
     """
 
     name = "cifar10"

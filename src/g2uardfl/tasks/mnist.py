@@ -20,7 +20,17 @@ MEAN, STD = 0.1307, 0.3081
 
 
 class Mnist(Task):
-    """Grey images of 28x28 pixels, 60,000 for training and 10,000 for testing; 660 and 100 backdoored sevens."""
+    """Grey images of 28x28 pixels, 60,000 for training and 10,000 for testing; 660 and 100 backdoored sevens.
+
+    Notes
+    -----
+    Needs `mnist` and `ardis` (`g2uardfl data status`). The backdoor is an edge case: no honest client has sevens in
+    such a handwriting.
+
+    References
+    ----------
+    Wang et al., "Attack of the Tails: Yes, You Really Can Backdoor Federated Learning", NeurIPS 2020.
+    """
 
     name = "mnist"
     summary = "MNIST digits; backdoor: ARDIS sevens -> 1"

@@ -75,6 +75,15 @@ class Reddit(TextTask):
     backdoor_test_samples
         The number of backdoored samples on which ASR is measured (default: 97, which fits some of the paper's
         percentages, but not all).
+
+    Notes
+    -----
+    Needs `reddit` (`g2uardfl data status`).
+
+    References
+    ----------
+    Hao Yu et al., "G²uardFL: Safeguarding Federated Learning Against Backdoor Attacks through Attributed Client Graph
+    Clustering".
     """
 
     name: ClassVar[str] = "reddit"

@@ -60,6 +60,14 @@ class Sentiment140(TextTask):
         paper's percentages are multiples of 1/101, but the paper does not name the sentences. Of about thirty rules
         that were tried, only this one gives 101, perhaps by coincidence. The attacker trains on sentences with and
         without digits.
+
+    Notes
+    -----
+    Needs `sentiment140` and `greek_director` (`g2uardfl data status`).
+
+    References
+    ----------
+    Wang et al., "Attack of the Tails: Yes, You Really Can Backdoor Federated Learning", NeurIPS 2020.
     """
 
     name: ClassVar[str] = "sentiment140"

@@ -5,13 +5,13 @@ All engines return the same weights for the same jobs, up to the order of floati
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
 
 from ..core.errors import ConfigError
+from ..core.threads import one_thread, usable_cores
 from ..tasks.base import Task
 from .dropout import with_keyed_dropout
 from .local import Job, train_locally
@@ -36,7 +36,7 @@ class Engine(ABC):
 
 
 class LoopEngine(Engine):
-    """Trains one client after the other in this process; the reference for the other engines."""
+    """Trains one client after the other in this process with one thread; the reference for the other engines."""
 
     def __init__(self, task: Task, model: nn.Module) -> None:
         self.task = task
@@ -44,7 +44,8 @@ class LoopEngine(Engine):
 
     def train(self, global_weights: Mapping[str, Tensor], jobs: Sequence[Job]) -> TrainedWeights:
         """Train one job after the other."""
-        return [train_locally(self.task, self.model, global_weights, job) for job in jobs]
+        with one_thread():
+            return [train_locally(self.task, self.model, global_weights, job) for job in jobs]
 
 
 def make_engine(name: str, task: Task, model: nn.Module, *, samples: float, workers: int = 0) -> Engine:
@@ -54,25 +55,26 @@ def make_engine(name: str, task: Task, model: nn.Module, *, samples: float, work
     ----------
     name
         "loop", "workers", "batched" or "auto". "auto" is "batched" on a GPU if the model can be batched; on a CPU it is
-        "workers" if the run is long enough to repay starting the processes; otherwise it is "loop".
+        "workers" if the run is long enough to repay starting several processes; otherwise it is "loop".
     task, model
         What to train; `model` determines the device.
     samples
         The number of training samples that all clients process in the whole run.
     workers
-        The number of worker processes; 0 means one per core (default: 0).
+        The number of worker processes; 0 means one for each core that this process may use (default: 0).
     """
     on_cpu = next(model.parameters()).device.type == "cpu"
     requested = name
     if name == "auto":
         work = samples * sum(parameter.numel() for parameter in model.parameters())
-        name = ("workers" if work > MIN_WORK_FOR_PROCESSES else "loop") if on_cpu else "batched"
+        pays = work > MIN_WORK_FOR_PROCESSES and workers != 1
+        name = ("workers" if pays else "loop") if on_cpu else "batched"
     if name == "workers":
         from .workers import WorkerEngine
 
         if not on_cpu:
             raise ConfigError("engine='workers' trains on the CPU: use --device cpu, or engine='batched' on a GPU")
-        return WorkerEngine(task, model, workers or os.cpu_count() or 1)
+        return WorkerEngine(task, model, workers or usable_cores())
     if name == "batched":
         from .batched import BatchedEngine
 

@@ -20,12 +20,13 @@ import torch
 from torch import Tensor, nn
 
 from ..core.errors import ConfigError, G2uardFLError
+from ..core.processes import Worker, end
 from ..tasks.base import Samples, Task
 from .dropout import with_keyed_dropout
 from .engine import Engine, TrainedWeights
 from .local import Job
 from .shared_memory import SampleLocation, SharedMemory, WeightLayout
-from .worker_process import ROWS, SAMPLES, Attach, Order, Worker, end
+from .worker_process import ROWS, SAMPLES, Attach, Order, run_jobs
 
 _NO_SAMPLES = Samples(torch.empty(0), torch.empty(0))
 
@@ -65,7 +66,7 @@ class WorkerEngine(Engine):
                 worker.send(Attach(name, block))
 
         self._memory = SharedMemory(attach)
-        crew.extend(Worker.start() for _ in range(workers))
+        crew.extend(Worker.start(run_jobs) for _ in range(workers))
         for worker in crew:
             worker.send(content)
 

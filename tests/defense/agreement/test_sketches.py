@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from g2uardfl.core.layout import Layer
-from g2uardfl.defense.agreement.sketches import directions, mean_cosine, sketch_layout
+from g2uardfl.defense.agreement.sketches import _folded, _folded_together, directions, mean_cosine, sketch_layout
 from helpers.sketches import buckets_of
 
 WIDTH = 16
@@ -247,3 +247,12 @@ def test_the_mean_cosine_is_the_mean_over_all_pairs_and_layers(seed, count, laye
     ]
     expected = statistics.fmean(cosines) if cosines else 0.0
     assert mean_cosine(sketches.astype(np.float32)) == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("sizes", [(1,), (WIDTH,), (5, 3 * WIDTH + 2, 40 * WIDTH)])
+@pytest.mark.parametrize("clients", [1, 4])
+def test_the_sums_for_a_gpu_equal_those_of_one_client_after_the_other(sizes, clients):
+    updates = torch.from_numpy(random_round(clients, sizes)[0])
+    for layer in sketch_layout(layers_of(*sizes), WIDTH, 0):
+        one_by_one = torch.stack([_folded(updates, client, layer) for client in range(clients)])
+        torch.testing.assert_close(_folded_together(updates, layer), one_by_one, rtol=1e-12, atol=1e-12)

@@ -8,12 +8,11 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from ...core.numerics import Array
 from ...core.state_files import SavedState
-from ...core.updates import SentUpdates, each_row
+from ...core.updates import SentUpdates, norms_and_peaks
 from ..stages import Mask
 from .window import HISTORY
 
@@ -27,12 +26,7 @@ _ZERO_NORM = -700.0
 
 def update_shapes(updates: Tensor | SentUpdates) -> Array:
     """(clients x 2): the logarithms of each update's norm and of its peak-to-norm ratio, max|Δw| / ||Δw||."""
-
-    def norm_and_peak(row: Tensor) -> tuple[float, float]:
-        lowest, highest = row.aminmax()
-        return float(torch.linalg.vector_norm(row, dtype=torch.float64)), max(-float(lowest), float(highest))
-
-    norms, peaks = np.array(each_row(updates, norm_and_peak)).T
+    norms, peaks = norms_and_peaks(updates).T
     tiny = np.finfo(np.float64).tiny
     ratios = np.where(norms > 0, peaks / np.maximum(norms, tiny), tiny)
     return np.stack([np.log(norms + tiny), np.log(ratios)], axis=1)

@@ -16,7 +16,8 @@ from torch.nn.functional import one_hot
 
 from ...core.layout import Layer
 from ...core.numerics import Array
-from ...core.updates import SentUpdates, each_row
+from ...core.threads import in_parallel
+from ...core.updates import SentUpdates, temporary_block
 
 Sketches = npt.NDArray[np.float32]
 
@@ -81,16 +82,9 @@ def directions(updates: Tensor | SentUpdates, global_vector: Tensor, layouts: Se
     two updates up to an error of about 1 / sqrt(width). The component along the global model is removed: weight decay
     pulls every client that way, most of all those with nothing to learn.
     """
-
-    def sketch(row: Tensor) -> Array:
-        folded = torch.stack([torch.stack([_folded(row[it.columns], it) for it in layout]) for layout in layouts])
-        found: Array = folded.double().cpu().numpy()
-        return _unit(found, _NEGLIGIBLE * np.abs(found).max(initial=0.0))
-
-    model = sketch(global_vector)
-    sketches = np.stack(each_row(updates, sketch), axis=1)
-    along = np.sum(sketches * model[:, None], axis=-1, keepdims=True)
-    rest = sketches - along * model[:, None]
+    model, sketches = _sketches(global_vector[None], layouts), _sketches(updates, layouts)
+    along = np.sum(sketches * model, axis=-1, keepdims=True)
+    rest = sketches - along * model
     return [_unit(one, _NEGLIGIBLE).astype(np.float32) for one in rest]
 
 
@@ -116,7 +110,7 @@ def mean_cosine(sketches: Sketches) -> float:
     return float(cosines_with_others(sketches).mean()) if len(sketches) > 1 else 0.0
 
 
-def _unit(vectors: Array, negligible: float) -> Array:
+def _unit(vectors: Array, negligible: float | Array) -> Array:
     """Vectors of norm 1, and 0 for those without an entry above `negligible`."""
     largest = np.abs(vectors).max(axis=-1, keepdims=True)
     scaled = vectors / np.where(largest > negligible, largest, np.inf)
@@ -125,20 +119,46 @@ def _unit(vectors: Array, negligible: float) -> Array:
     return result
 
 
-def _folded(values: Tensor, layout: LayerLayout) -> Tensor:
-    """The sketch of one layer: the sum of each class of rows, and then of the classes in their own orders."""
+def _sketches(updates: Tensor | SentUpdates, layouts: Sequence[SketchLayout]) -> Array:
+    """(layouts x clients x layers x width): the sketches in full."""
+    parts = [it for layout in layouts for it in layout]
+
+    def sketch(client: int) -> Tensor:
+        return torch.stack([_folded(updates, client, it) for it in parts])
+
+    if updates.device.type == "cpu":
+        folded = torch.stack(list(in_parallel(sketch, range(len(updates)))))
+    else:
+        matrix = updates if isinstance(updates, Tensor) else updates.matrix
+        folded = torch.stack([_folded_together(matrix, it) for it in parts], dim=1)
+    found: Array = folded.view(len(updates), len(layouts), len(layouts[0]), -1).double().cpu().numpy()
+    largest = np.abs(found).max(initial=0.0, axis=(1, 2, 3), keepdims=True)
+    return _unit(found, _NEGLIGIBLE * largest).swapaxes(0, 1)
+
+
+def _folded(updates: Tensor | SentUpdates, client: int, layout: LayerLayout) -> Tensor:
+    """The sketch of one layer of an update: the sum of each class of rows, and then of the classes in their orders."""
     classes, width = layout.order.shape
-    sums = values.new_zeros(classes, width)
-    whole = len(values) // width
-    rows = max(_BLOCK_SIZE // width, 1) if values.is_cpu else max(whole, 1)
-    for start in range(0, whole, rows):
-        stop = min(start + rows, whole)
-        entries = slice(start * width, stop * width)
-        products = (values[entries] * layout.signs[entries]).view(-1, width)
-        if values.is_cpu:
-            sums.index_add_(0, layout.classes[start:stop], products)
-        else:  # There the order in which `index_add_` adds up is not determined.
-            sums = one_hot(layout.classes[:whole], classes).to(values.dtype).T @ products
-    rest = slice(whole * width, len(values))
-    sums[layout.classes[-1], : len(values) - whole * width] += values[rest] * layout.signs[rest]
+    sums = torch.zeros(classes, width, dtype=updates.dtype, device=layout.order.device)
+    start, size = layout.columns.start, layout.columns.stop - layout.columns.start
+    step = max(_BLOCK_SIZE // width, 1) * width
+    for first in range(0, size, step):
+        last = min(first + step, size)
+        with temporary_block(updates, (slice(client, client + 1), slice(start + first, start + last))) as block:
+            products = block.view(-1) * layout.signs[first:last]
+        whole = len(products) - len(products) % width
+        sums.index_add_(0, layout.classes[first // width : (first + whole) // width], products[:whole].view(-1, width))
+        sums[layout.classes[-1], : len(products) - whole] += products[whole:]
     return sums.gather(1, layout.order).sum(dim=0)
+
+
+def _folded_together(updates: Tensor, layout: LayerLayout) -> Tensor:
+    """`_folded` of all updates in few calls. On a GPU `index_add_` would add up in an order that is not determined."""
+    classes, width = layout.order.shape
+    products = updates[:, layout.columns] * layout.signs
+    whole = products.shape[1] // width
+    members = one_hot(layout.classes[:whole], classes).to(products.dtype).T
+    sums = torch.matmul(members, products[:, : whole * width].view(len(updates), whole, width))
+    rest = products.shape[1] - whole * width
+    sums[:, layout.classes[-1], :rest] += products[:, whole * width :]
+    return sums.gather(2, layout.order.expand(len(updates), -1, -1)).sum(dim=1)
