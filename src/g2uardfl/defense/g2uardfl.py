@@ -10,17 +10,10 @@ from .guard import Guard
 class GuardSettings(TypedDict, total=False):
     """The settings of both built-in profiles, for functions that pass them on; `G2uardFL` says what they mean."""
 
-    eliminate: bool
     sketch_width: int
     window: int
-    min_evidence: float
-    min_lead: float
-    twin_similarity: float
-    outlier_z_score: float
-    reputation_weight: float
-    conviction_step: float
-    recovery_step: float
-    min_reputation: float
+    false_alarm_rate: float
+    max_malicious_share: float
     forget_after: int
     rollback: bool
     dissent: float
@@ -47,6 +40,7 @@ class GuardSettings(TypedDict, total=False):
     score_update: Literal["signed", "printed"]
     score_init: Literal["variance", "deviation", "zero"]
     distance_weighting: Literal["near", "printed"]
+    eliminate: bool
     elimination_rate: float
 
 
@@ -64,31 +58,14 @@ class G2uardFL(Guard):
         Determines everything random: the same seed and inputs give the same results. That is for simulations and tests:
         who knows the seed can hide an attack. None draws a secret from the operating system, which is kept in the
         saved state only (default: None).
-    eliminate
-        (both profiles) Whether poison is eliminated from the model (default: True).
     sketch_width
         (`default` profile) How many numbers are kept of each layer of an update (default: 512).
     window
         (`default` profile) How many submissions of the last rounds are remembered (default: 300).
-    min_evidence
-        (`default` profile) The smallest difference of the Bayesian information criterion between one cluster and two
-        (default: 15.0).
-    min_lead
-        (`default` profile) How many times as strong as any other community in the graph those of attackers must be,
-        times the heterogeneity of the clients' norms (default: 1.5).
-    twin_similarity
-        (`default` profile) The similarity (z-score) above which two clients of one round count as twins (default: 4.0).
-    outlier_z_score
-        (`default` profile) The robust z-score of norm or peak above which an update is an outlier (default: 4.0).
-    reputation_weight
-        (`default` profile) What a benign score of -1 adds to the log-odds of a suspicion (default: 3.0).
-    conviction_step
-        (`default` profile) How fast benign scores fall (default: 0.6).
-    recovery_step
-        (`default` profile) How fast benign scores rise; bad ones rise more slowly (default: 0.2).
-    min_reputation
-        (`default` profile) Below this benign score a client is held out even if nothing is found against its update; no
-        single round brings a newcomer there (default: -0.7).
+    false_alarm_rate
+        (`default` profile) The probability that a round without attackers has a group that is flagged (default: 0.001).
+    max_malicious_share
+        (`default` profile) The largest share of the clients that may be flagged as groups of attackers (default: 0.5).
     forget_after
         (`default` profile) The reputation of a client that was absent from so many rounds is forgotten (default: 1000).
     rollback
@@ -151,6 +128,8 @@ class G2uardFL(Guard):
     distance_weighting
         (`paper` profile) Whether clients near their cluster's centre weigh more, or those far from it as printed
         (default: "near").
+    eliminate
+        (`paper` profile) Whether poison is eliminated from the model (default: True).
     elimination_rate
         (`paper` profile) γ: the strength of the elimination (default: 0.01).
     **own_settings
@@ -193,17 +172,10 @@ class G2uardFL(Guard):
         profile: str = "default",
         *,
         seed: int | None = None,
-        eliminate: bool | None = None,
         sketch_width: int | None = None,
         window: int | None = None,
-        min_evidence: float | None = None,
-        min_lead: float | None = None,
-        twin_similarity: float | None = None,
-        outlier_z_score: float | None = None,
-        reputation_weight: float | None = None,
-        conviction_step: float | None = None,
-        recovery_step: float | None = None,
-        min_reputation: float | None = None,
+        false_alarm_rate: float | None = None,
+        max_malicious_share: float | None = None,
         forget_after: int | None = None,
         rollback: bool | None = None,
         dissent: float | None = None,
@@ -230,6 +202,7 @@ class G2uardFL(Guard):
         score_update: Literal["signed", "printed"] | None = None,
         score_init: Literal["variance", "deviation", "zero"] | None = None,
         distance_weighting: Literal["near", "printed"] | None = None,
+        eliminate: bool | None = None,
         elimination_rate: float | None = None,
         **own_settings: Any,
     ) -> None:
