@@ -14,11 +14,10 @@ from ...core.numerics import Array
 from ...core.settings import check, number, switch
 from ...core.state_files import SavedState
 from ..stages import Elimination, Mask, Step
+from .consensus import consensus
 from .construction import SubmissionGraph
 from .filtering import AgreementJudgement
-from .robust import robust_step
 from .rollback import Snapshot, Snapshots
-from .window import HISTORY
 
 _CERTAIN = 0.99
 """Roll back when an accepted submission belongs to a group of attackers with at least this probability."""
@@ -57,13 +56,9 @@ class RobustStepAndRollback(Elimination[SubmissionGraph, AgreementJudgement]):
         if self.settings.rollback:
             self.snapshots.add(evidence.round, round_)
         vector = round_.weighted_sum(shares)
-        of_mean = judgement.learning * (1 - judgement.homogeneity)
-        if of_mean < 1:
-            of_trimmed = judgement.learning * judgement.homogeneity / (1 - of_mean)
-            # Before there is a history, nobody has been compared with many others: all must agree.
-            dissent = self.settings.dissent if len(np.unique(evidence.rounds)) >= HISTORY else 0.0
-            robust = robust_step(round_.sent, judgement.clipping, dissent, of_trimmed)
-            vector = robust.lerp(vector, of_mean)
+        if judgement.learning < 1:
+            agreed = consensus(round_.sent, judgement.clipping, self.settings.dissent if judgement.has_history else 0.0)
+            vector = agreed.lerp(vector, judgement.learning)
         return Step(vector, shares, shares)
 
     def _snapshot_to_restore(self, evidence: SubmissionGraph, judgement: AgreementJudgement) -> Snapshot | None:

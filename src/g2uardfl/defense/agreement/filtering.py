@@ -13,10 +13,10 @@ from ...core.settings import check, number
 from ...core.state_files import SavedState
 from ..stages import Filtering, Judgement, Prior
 from .clustering import GroupClusters
+from .consensus import Learning
 from .construction import SubmissionGraph
 from .reasons import reasons
 from .reputation import Reputation, benign_scores
-from .robust import Learning
 from .shapes import UsualShapes
 
 _OUTLIER = 4.0
@@ -45,8 +45,8 @@ class AgreementJudgement(Judgement):
     """For each submission of the window the probability that it belongs to a group of attackers."""
     learning: float
     """How far the clients still learn the same, from 0 to 1."""
-    homogeneity: float
-    """How much all of them share in it, from 0 to 1."""
+    has_history: bool
+    """Whether enough rounds are known; before, all clients must agree on a change."""
 
 
 class ReputationFiltering(Filtering[SubmissionGraph, Prior, GroupClusters, AgreementJudgement]):
@@ -89,7 +89,7 @@ class ReputationFiltering(Filtering[SubmissionGraph, Prior, GroupClusters, Agree
             suspicion=suspicion,
             membership=clusters.membership,
             learning=self.learning.share,
-            homogeneity=self.learning.homogeneity,
+            has_history=self.learning.has_history,
         )
 
     def state(self) -> SavedState:
@@ -101,4 +101,4 @@ class ReputationFiltering(Filtering[SubmissionGraph, Prior, GroupClusters, Agree
         """Continue with saved reputations and shapes."""
         self.reputation.restore(state.part("reputation"))
         self.shapes.restore(state.part("shapes"))
-        self.learning.cosines = [(float(median), float(quartile)) for median, quartile in state.values["cosines"]]
+        self.learning.cosines = [float(one) for one in state.values["cosines"]]

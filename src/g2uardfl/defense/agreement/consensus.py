@@ -1,0 +1,80 @@
+"""The robust step: the mean of the updates as far as clients have something in common, and else their consensus."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...aggregators._coordinates import sorted_columns
+from ...core.numerics import Array
+from ...core.updates import SentUpdates, each_block
+from .sketches import Sketches, cosines_with_others
+from .window import HISTORY
+
+_CONVERGED, _LEARNING = 0.03, 0.08
+"""Common cosines of a converged model, and of clients that all learn the same. Measured: 0.1 to 0.5 in training from
+scratch, 0.03 to 0.08 on MNIST at an accuracy of 97 %, and 0.00 to 0.04 around a converged model."""
+
+
+class Learning:
+    """How far the clients still learn the same, from 0 (a converged model) to 1 (training from scratch).
+
+    In each round that is the median over the accepted clients of their mean cosine with all others: a minority that
+    pulls in one direction does not raise it.
+    """
+
+    def __init__(self) -> None:
+        self.cosines: list[float] = []
+        """The cosine of each of the last rounds."""
+
+    def add(self, sketches: Sketches) -> None:
+        """Note a round, by the sketches of its accepted updates."""
+        common = float(np.median(cosines_with_others(sketches))) if len(sketches) > 1 else 0.0
+        self.cosines = [*self.cosines, common][-HISTORY:]
+
+    @property
+    def has_history(self) -> bool:
+        """Whether enough rounds are known."""
+        return len(self.cosines) == HISTORY
+
+    @property
+    def share(self) -> float:
+        """How far the clients learn the same; 0 in the first rounds, when attackers may be a majority."""
+        common = float(np.median(self.cosines)) if self.has_history else 0.0
+        return float(np.clip((common - _CONVERGED) / (_LEARNING - _CONVERGED), 0.0, 1.0))
+
+
+def consensus(updates: Tensor | SentUpdates, factors: Array, dissent: float) -> Tensor:
+    """For each parameter the smallest change that all but a share `dissent` of the clients support.
+
+    That is 0 unless so many agree on its sign. A few attackers can prevent a change, and cause none that honest
+    clients do not support.
+
+    Parameters
+    ----------
+    updates
+        (clients x parameters).
+    factors
+        What each update is multiplied by; those with factor 0 have no part.
+    dissent
+        The share of the clients, rounded down, that need not support a change.
+
+    Examples
+    --------
+    >>> consensus(torch.tensor([[1.0, 1.0], [2.0, -1.0], [3.0, 2.0]]), np.ones(3), 0.0)
+    tensor([1., 0.])
+    """
+    rows = np.flatnonzero(factors).tolist()
+    if not rows:
+        return torch.zeros(updates.shape[1], dtype=updates.dtype, device=updates.device)
+    dissenting = min(math.floor(dissent * len(rows) + 1e-9), (len(rows) - 1) // 2)
+    scale = torch.from_numpy(factors[rows])[:, None]
+
+    def supported(block: Tensor) -> Tensor:
+        ordered = sorted_columns(block[rows] * scale.to(block))
+        return ordered[dissenting].clamp(min=0) + ordered[len(rows) - 1 - dissenting].clamp(max=0)
+
+    return each_block(updates, supported)
