@@ -46,7 +46,7 @@ class Judge(Protocol):
 
 
 def create_for(record: Record, defense: str | None, settings: Mapping[str, Any]) -> Any:
-    """The rule (a `Judge`) that decides a record, with the settings of the run if it is its rule, and `settings` on top.
+    """The rule (a `Judge`) that decides a record, with the settings of the run if it is its rule; `settings` on top.
 
     Without a name it is the rule of the recorded run, if that can decide recorded rounds, and otherwise g2uardfl.
     """
