@@ -17,7 +17,6 @@ from ..core.state_files import SavedState, read_state, write_state
 from ..core.threads import one_thread
 from ..tasks.base import Task
 from ..training.local import batches
-from .environment import usable_device
 
 Progress = Callable[[int, int], None]
 """Called with the number of steps done and the number of all steps."""
@@ -58,8 +57,8 @@ class CentralTraining:
         self.epoch = 0
         self.model = task.build_model()
         self.model.load_state_dict(weights)
-        self._device = usable_device(device)
         self.model.to(device)
+        self._device = torch.device(device)
         self._samples = task.train.to(device)
         self._batch_size = min(task.defaults.pretrain_batch_size, len(self._samples))
         self._steps = len(self._samples) // self._batch_size
