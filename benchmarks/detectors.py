@@ -261,7 +261,7 @@ def group_of(record: Record) -> str:
     """
     settings = _settings(record)
     start = "clean" if settings.get("clean", settings.get("defend_from", 1) == 1) else "poisoned"
-    return f"{settings['task']}, {start}, {split_of(record)}"
+    return f"{settings.get('task', 'unknown task')}, {start}, {split_of(record)}"
 
 
 def _settings(record: Record) -> dict[str, Any]:
