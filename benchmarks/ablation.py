@@ -4,14 +4,14 @@ r"""The worth of each ingredient of the default profile for detection, on record
 
 Each row changes one setting or replaces one stage of the default profile. Recall and false positive rate (honest
 clients rejected) are means over the records; for the last column the attackers are removed from the record.
-"Homogeneous" are records with a uniform split of the data, "heterogeneous" those with Dirichlet's α in their names.
+"Homogeneous" are records with a uniform split of the data, "heterogeneous" those with a Dirichlet partition.
 
 A replay decides the recorded updates. It cannot show what follows from a decision: in a real run other accepted clients
 lead to another model, and to other updates. Nor can it show the worth of what changes the model alone, which is
 clipping, consensus, rollback and elimination. Use real runs for these; the last two defences are the median and the
 mean in place of the consensus:
 
-    python benchmarks/defense_runs.py --attacks black_box --defenses g2uardfl g2uardfl,rollback=false \
+    cd benchmarks && g2uardfl sweep --attack black_box --defense g2uardfl g2uardfl,rollback=false \
         g2uardfl,eliminate=false g2uardfl,dissent=0.5 g2uardfl,profile=ablation:PlainMean
 """
 
@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from detectors import name_of, spectral, split_of, with_truth
+from detectors import spectral, split_of, with_truth
 from g2uardfl import G2uardFL
 from g2uardfl.aggregators.base import Round
 from g2uardfl.core.numerics import Array
@@ -220,11 +220,12 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1)
     arguments = parser.parse_args()
     jobs = list(product(arguments.rows, arguments.records))
+    splits = {path: split_of(with_truth(path)) for path in arguments.records}
     found: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     with ProcessPoolExecutor(arguments.processes) as pool:
         results = pool.map(figures_of, [path for _, path in jobs], [ROWS[row] for row, _ in jobs])
         for (row, path), figures in zip(jobs, results, strict=True):
-            kind = "homogeneous" if split_of(name_of(path)) == "iid" else "heterogeneous"
+            kind = "homogeneous" if splits[path] == "iid" else "heterogeneous"
             for column, share in figures.items():
                 found[row, kind, column].append(100 * share)
     columns = list(product(("homogeneous", "heterogeneous"), COLUMNS))

@@ -1,8 +1,8 @@
 """Five attacks by attackers who know how the default profile detects them, as plug-ins for any run.
 
-    python benchmarks/defense_runs.py --attacks "adaptive_attackers:TakingTurns(black_box)" --defenses g2uardfl
+    g2uardfl sweep --attack "benchmarks/adaptive_attackers.py:TakingTurns(black_box)" --defense g2uardfl
 
-All but `TwoGroups` wrap another attack. To use them from another folder, add this one to PYTHONPATH.
+All but `TwoGroups` wrap another attack.
 """
 
 from __future__ import annotations

@@ -68,7 +68,8 @@ def main() -> None:
     arguments = parser.parse_args()
     groups: dict[str, list[Record]] = {}
     for path in sorted(arguments.records):
-        groups.setdefault(group_of(path), []).append(with_truth(path))
+        record = with_truth(path)
+        groups.setdefault(group_of(record), []).append(record)
     grid = grid_of(arguments.grid)
     rows = {BASELINE: DETECTORS[BASELINE]}
     for values in itertools.product(*grid.values()):

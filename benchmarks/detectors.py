@@ -2,9 +2,9 @@
 
     python benchmarks/detectors.py records/*.npz --only "default profile" "one propagation"
 
-Records come from `make_records.py`, `g2uardfl run --record` or `defense_runs.py --records`. Task, α and whether the
-model was poisoned are read from their names, and attacks are pooled. The first table shows the mean adjusted Rand index
-of the clusters against the truth, over the rounds with at least two attackers and two honest clients. The second shows
+Records come from `make_records.py` or from `g2uardfl run` and `sweep` with `--record`. Task, α and whether the model
+was poisoned are read from their notes, and attacks are pooled. The first table shows the mean adjusted Rand index of
+the clusters against the truth, over the rounds with at least two attackers and two honest clients. The second shows
 false positive rates (honest clients rejected) with the attackers removed from the record: a detector that always makes
 two clusters rejects the smaller one. The third shows recall and false positive rate by the number of attackers in a
 round.
@@ -13,7 +13,8 @@ round.
 from __future__ import annotations
 
 import argparse
-import re
+import math
+import sys
 import time
 import warnings
 from collections import defaultdict
@@ -23,6 +24,11 @@ from dataclasses import astuple, dataclass, field
 from itertools import repeat
 from pathlib import Path
 from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +45,6 @@ from g2uardfl.defense.paper.autoencoder import GraphAutoEncoder, normalised_adja
 from g2uardfl.defense.paper.relations import adjacency, edge_strengths
 from g2uardfl.defense.recording import Record, without
 from g2uardfl.simulation.metrics import Detection
-from g2uardfl.simulation.recorder import RECORD_FILE
 
 COSINE_INPUT = 3.0
 """The weight of update cosines among the inputs of a graph detector; the attributes together weigh 1."""
@@ -238,37 +243,38 @@ class Tally:
         self.seconds += time.perf_counter() - began
 
 
-def name_of(path: Path) -> str:
-    """The name of a record: its file's, or its folder's where the file has the name that every run's record has."""
-    return path.resolve().parent.name if path.name == RECORD_FILE else path.name
+def split_of(record: Record) -> str:
+    """The split of the data among clients: "iid", or Dirichlet's α.
 
-
-def split_of(name: str) -> str:
-    """The split of the data among clients, from a record's name: "iid", or Dirichlet's α.
-
-    >>> split_of("mnist-dba-alpha0.5-pmr0.25-poisoned-seed0.npz")
+    >>> split_of(Record([], [], notes={"alpha": 0.5}))
     'α 0.5'
     """
-    alpha = re.search(r"alpha=?(inf|\d+\.?\d*)", name)
-    return "iid" if alpha is None or alpha[1] == "inf" else f"α {alpha[1]}"
+    alpha = _settings(record).get("alpha", math.inf)
+    return "iid" if math.isinf(alpha) else f"α {alpha:g}"
 
 
-def group_of(path: Path) -> str:
-    """The row of a record in the tables: task, start and split of the data, from the record's name.
+def group_of(record: Record) -> str:
+    """The row of a record in the tables: task, start and split of the data, from the record's notes.
 
-    >>> group_of(Path("mnist-dba-alpha0.5-pmr0.25-poisoned-seed0.npz"))
+    >>> group_of(Record([], [], notes={"task": "mnist", "alpha": 0.5, "clean": False}))
     'mnist, poisoned, α 0.5'
     """
-    name = name_of(path)
-    start = "poisoned" if re.search("defend_from|poisoned", name) else "clean"
-    return f"{name.split('-')[0]}, {start}, {split_of(name)}"
+    settings = _settings(record)
+    start = "clean" if settings.get("clean", settings.get("defend_from", 1) == 1) else "poisoned"
+    return f"{settings.get('task', 'unknown task')}, {start}, {split_of(record)}"
+
+
+def _settings(record: Record) -> dict[str, Any]:
+    """The settings of the run that was recorded."""
+    config = record.notes.get("config")
+    return record.notes if config is None else tomllib.loads(config)
 
 
 def compare(paths: list[Path], names: list[str], processes: int = 1) -> dict[str, dict[str, Tally]]:
     """Group -> detector -> its tally; groups run in parallel processes."""
     groups: dict[str, list[Path]] = {}
-    for path in sorted(paths, key=group_of):
-        groups.setdefault(group_of(path), []).append(path)
+    for group, path in sorted((group_of(Record.load(path)), path) for path in paths):
+        groups.setdefault(group, []).append(path)
     if processes == 1:
         return {group: tallied(records, names) for group, records in groups.items()}
     with ProcessPoolExecutor(processes) as pool:

@@ -1,10 +1,9 @@
 """Attacks that are not in the paper, as plug-ins, to test how well a defence generalises.
 
-    python benchmarks/defense_runs.py --attacks "held_out_attacks:Neurotoxin(black_box)" held_out_attacks:Patch \
-        --defenses fedavg g2uardfl
+    g2uardfl sweep --defense fedavg g2uardfl --attack \
+        "benchmarks/held_out_attacks.py:Neurotoxin(black_box)" benchmarks/held_out_attacks.py:Patch
 
-They were held out while the default profile was developed until commit 4bf69cc, and have influenced it since. To use
-them from another folder, add this one to PYTHONPATH.
+They were held out while the default profile was developed until commit 4bf69cc, and have influenced it since.
 """
 
 from __future__ import annotations

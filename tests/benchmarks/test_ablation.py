@@ -91,7 +91,7 @@ def test_in_the_profile_without_consensus_the_model_moves_by_the_weighted_mean()
 
 
 def test_the_defences_of_the_real_runs_exist():
-    command = ablation.__doc__.split("--defenses ")[1].replace("\\", "").split()
+    command = ablation.__doc__.split("--defense ")[1].replace("\\", "").split()
     assert len(command) == 5
     for defense in command:
         _, *settings = defense.split(",")

@@ -29,7 +29,7 @@ def test_the_truth_itself_has_the_index_1_and_one_cluster_0(digits_record):
 
 def test_the_command_prints_a_row_for_each_combination(digits_record, tmp_path, monkeypatch, capsys):
     record, path = Record.load(digits_record), tmp_path / "digits-black_box.npz"
-    Record(record.rounds[:4], record.numbers[:4], record.attacking[:4]).save(path)
+    Record(record.rounds[:4], record.numbers[:4], record.attacking[:4], notes=record.notes).save(path)
     grid = ["hidden_dim=8,16", "pretrain_epochs=2", "cluster_epochs=2", "learning_rate=0.01", "clustering_weight=0.1"]
     monkeypatch.setattr(sys, "argv", ["autoencoder_settings.py", str(path), "--grid", *grid])
     autoencoder_settings.main()

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import astuple
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import detectors
 from g2uardfl.defense.recording import Record, without
+from g2uardfl.simulation.config import RunConfig
 from g2uardfl.simulation.metrics import Detection
 
 
@@ -63,7 +64,7 @@ def test_false_positives_are_counted_in_rounds_without_the_attackers(four_client
 @pytest.mark.slow
 def test_every_detector_separates_these_attackers_and_gives_the_same_figures_twice(record, tmp_path):
     names, path = list(detectors.DETECTORS), tmp_path / "digits-black_box.npz"
-    Record(record.rounds[:12], record.numbers[:12], record.attacking[:12]).save(path)
+    Record(record.rounds[:12], record.numbers[:12], record.attacking[:12], notes={"task": "digits"}).save(path)
     first, second = (detectors.compare([path], names)["digits, clean, iid"] for _ in range(2))
     for name in names:
         assert first[name].indices == second[name].indices
@@ -75,16 +76,16 @@ def test_every_detector_separates_these_attackers_and_gives_the_same_figures_twi
 
 
 @pytest.mark.parametrize(
-    ("path", "group"),
+    ("notes", "group"),
     [
-        ("mnist-dba-alpha0.5-pmr0.25-poisoned-seed0.npz", "mnist, poisoned, α 0.5"),
-        ("digits-dba-alphainf-pmr0.25-clean-seed1.npz", "digits, clean, iid"),
-        ("records/cifar10-black_box@defend_from=21@rounds=80-g2uardfl-0/record.npz", "cifar10, poisoned, iid"),
-        ("records/mnist-none@alpha=0.05-g2uardfl-0/record.npz", "mnist, clean, α 0.05"),
+        ({"task": "mnist", "alpha": 0.5, "clean": False}, "mnist, poisoned, α 0.5"),
+        ({"task": "digits", "alpha": math.inf, "clean": True}, "digits, clean, iid"),
+        ({"config": RunConfig(task="cifar10", defend_from=21).to_toml()}, "cifar10, poisoned, iid"),
+        ({"config": RunConfig(task="mnist", alpha=0.05).to_toml()}, "mnist, clean, α 0.05"),
     ],
 )
-def test_the_name_of_a_record_determines_its_group(path, group):
-    assert detectors.group_of(Path(path)) == group
+def test_the_notes_of_a_record_determine_its_group(notes, group):
+    assert detectors.group_of(Record([], [], notes=notes)) == group
 
 
 def test_tables_have_a_row_for_each_group_and_number_of_attackers_and_a_column_for_each_detector(digits_record):
@@ -97,7 +98,7 @@ def test_tables_have_a_row_for_each_group_and_number_of_attackers_and_a_column_f
 
 
 def test_a_record_without_the_truth_is_refused(record, tmp_path):
-    Record(record.rounds, record.numbers).save(tmp_path / "digits.npz")
+    Record(record.rounds, record.numbers, notes={"task": "digits"}).save(tmp_path / "digits.npz")
     with pytest.raises(SystemExit, match="does not say who attacked"):
         detectors.compare([tmp_path / "digits.npz"], ["one propagation"])
 

@@ -20,19 +20,6 @@ def test_version_prints_the_version(cli):
     assert cli("--version").stdout.strip() == f"g2uardfl {g2uardfl.__version__}"
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        [], ["demo"], ["run"], ["report"], ["resume"], ["compare"], ["sweep"], ["pretrain"], ["list"], ["replay"],
-        ["data"], ["data", "status"], ["data", "verify"], ["data", "fetch"], ["data", "import"],
-    ],
-)  # fmt: skip
-def test_every_command_has_help(cli, command):
-    result = cli(*command, "--help")
-    assert result.status == 0
-    assert "Usage: " in result.stdout
-
-
 def test_the_demo_prints_the_results_and_writes_its_report(cli, tmp_path):
     result = cli("demo", "--rounds", "2")
     assert result.status == 0, result.stderr
@@ -103,48 +90,6 @@ def test_list_prints_the_names_of_each_kind(cli):
     everything = cli("list").stdout
     assert all(name in everything for name in ("digits", "black_box", "fedavg", "g2uardfl"))
     assert "fedavg" not in cli("list", "tasks").stdout
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["run", "--task", "nope"], "unknown task 'nope'"),
-        (["run", "--attack", "nope"], "unknown attack 'nope'"),
-        (["run", "--defense", "nope"], "unknown defense 'nope'"),
-        (["run", "--defense", "g2uardfl", "--set", "profil=paper"], "did you mean profile?"),
-        (["run", "--rounds", "many"], "--rounds"),
-        (["run", "--rounds", "0"], "rounds=0"),
-        (["run", "--lr", "0"], "lr=0.0 is not allowed: it must be a number above 0"),
-        (["run", "--batch-size", "0"], "batch_size=0 is not allowed: it must be a whole number of at least 1"),
-        (["run", "--clients", "0"], "clients=0"),
-        (["run", "--local-epochs", "0"], "local_epochs=0"),
-        (["run", "--attack-from", "5", "--rounds", "2"], "attack_from=5 is after the last round"),
-        (["run", "--attack-from", "5", "--attack-until", "4"], "attack_until=4 is before attack_from=5"),
-        (["run", "--resume", "--out", "none"], "there is no run in none to resume"),
-        (["run", "--nonsense"], "--nonsense"),
-        (["run", "--set", "x"], "key=value"),
-        (["run", "--set", "defence.x=1"], "unknown prefix 'defence': did you mean defense?"),
-        (["run", "--defense", "g2uardfl", "--set", "recovery_step=9"], "recovery_step=9"),
-        (["run", "--config", "none.toml"], "cannot read none.toml"),
-        (["run", "--model", "huge"], "no model 'huge'"),
-        (["report", "nowhere"], "not a run directory"),
-        (["list", "things"], "choose from tasks, attacks, defenses"),
-        (["dmeo"], "dmeo"),
-    ],
-)
-def test_an_error_is_one_line_with_exit_status_2(cli, arguments, message):
-    result = cli(*arguments)
-    assert result.status == 2
-    assert len(result.stderr.strip().splitlines()) == 1
-    assert message in result.stderr
-    assert "Traceback" not in result.stderr
-
-
-def test_an_output_folder_that_cannot_be_written_is_one_line(cli, tmp_path):
-    (tmp_path / "file").write_text("")
-    result = cli("run", "--rounds", "1", "--set", "start=scratch", "--out", "file/run")
-    assert result.status == 2
-    assert "choose another --out" in result.stderr
 
 
 def test_debug_shows_the_traceback():

@@ -65,3 +65,11 @@ def test_an_unknown_format_of_figures_is_refused_in_one_line(cli, tmp_path):
     done = cli("report", "run", "--figures", "figures", "--format", "png")
     assert (done.status, len(done.stderr.splitlines())) == (2, 1)
     assert "choose svg or pdf" in done.stderr
+
+
+def test_a_page_that_cannot_be_written_is_one_line(cli, tmp_path):
+    made_up_run(tmp_path / "run", rounds=3)
+    (tmp_path / "file").write_text("")
+    done = cli("report", "run", "--out", "file/page.html")
+    assert (done.status, len(done.stderr.splitlines())) == (2, 1)
+    assert "choose another --out" in done.stderr

@@ -8,7 +8,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from g2uardfl.aggregators.base import Edge, RoundReport, Verdict
 from g2uardfl.report.page import write_report
+from helpers.audits import write_audit
 from helpers.browser import Browser, chromium
 from helpers.made_up_runs import made_up_run
 
@@ -50,7 +52,15 @@ def crowd(folder) -> Path:
     return write_report([run], folder / "crowd.html")
 
 
-@pytest.mark.parametrize("name", ["page", "sweep", "crowd"])
+@pytest.fixture(scope="module")
+def federation(folder) -> Path:
+    """The page of an audit, with ids as long as Flower's."""
+    verdicts = {2**64 - 3: Verdict("accepted", "Like the others."), 2**63: Verdict("malicious", "Unlike the others.")}
+    report = RoundReport(verdicts, seconds={"reading": 0.1}, edges=(Edge(2**64 - 3, 2**63, 0.5),))
+    return write_report([write_audit(folder / "audit.jsonl", *[report] * 3)], folder / "audit.html")
+
+
+@pytest.mark.parametrize("name", ["page", "sweep", "crowd", "federation"])
 @pytest.mark.parametrize("width", [1200, 390])
 def test_a_page_is_silent_requests_nothing_and_fits_the_window(browser, request, name, width):
     path = request.getfixturevalue(name)

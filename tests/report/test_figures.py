@@ -55,6 +55,19 @@ def test_the_guard_has_the_same_colour_whatever_it_is_compared_with(sweep):
     assert alone[0].style == next(one.style for one in together if one.name == "g2uardfl")
 
 
+def test_a_setting_of_a_defence_is_named_only_where_it_differs_for_this_defence(tmp_path):
+    several = [("multi_krum", {"malicious_clients": 1}), ("multi_krum", {"malicious_clients": 2})]
+    runs = [
+        made_up_run(tmp_path / str(number), rounds=1, defense=defense, defense_settings=settings)
+        for number, (defense, settings) in enumerate([*several, ("krum", {"malicious_clients": 1})])
+    ]
+    assert [one.name for one in series_of(runs)] == [
+        "multi_krum, malicious_clients=1",
+        "multi_krum, malicious_clients=2",
+        "krum",
+    ]
+
+
 def test_curves_are_means_and_standard_deviations_over_seeds(sweep):
     asr, _ = rates(series_of(sweep))
     shown = asr.panels[1].readout

@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from g2uardfl import G2uardFL, aggregators
-from g2uardfl.aggregators.base import Verdict
+from g2uardfl.aggregators.base import Aggregator, Outcome, Verdict
 from g2uardfl.cli import main
 from g2uardfl.core.errors import ConfigError
+from g2uardfl.defense.observation import Observation
 from g2uardfl.defense.recording import Record, without
 from g2uardfl.simulation.config import RunConfig
 from g2uardfl.simulation.recorder import RECORD_FILE, Recorder
@@ -209,7 +210,44 @@ def test_a_record_without_the_truth_gives_the_share_of_refused_clients_only(atta
 
 def test_a_rule_that_cannot_decide_records_is_one_clear_error(attacked):
     with pytest.raises(ConfigError, match="krum cannot decide recorded rounds"):
-        replay(attacked, create_for(attacked, "krum", {}))
+        create_for(attacked, "krum", {})
+
+
+class Longest(Aggregator):
+    """Holds out the update with the largest norm; it decides from its own measurement."""
+
+    name = "longest"
+    summary = "holds out the update with the largest norm"
+
+    def combine(self, round_):
+        norms = {"norms": round_.updates.norm(dim=1).numpy()}
+        observation = Observation(round_.clients, (), norms, {"norms": (0,)})
+        verdicts = self.judge(observation)
+        shares = np.array([not verdict.refused for verdict in verdicts.values()]) / max(1, len(verdicts) - 1)
+        return Outcome(round_.weighted_sum(shares), shares, verdicts, observation=observation)
+
+    def judge(self, observation):
+        norms = observation["norms"]
+        return {
+            client: Verdict("held_out" if norm == norms.max() else "accepted", "By its norm.")
+            for client, norm in zip(observation.clients, norms, strict=True)
+        }
+
+
+def test_the_rule_of_the_run_decides_its_record_again_whatever_rule_it_is(tmp_path, call):
+    simulation, record = recorded_run(tmp_path, defense=f"{__name__}:Longest")
+    rule = create_for(record, None, {})
+    assert type(rule).__name__ == "Longest"
+    assert_same_verdicts(simulation, record, rule)
+    status, output, errors = call(tmp_path)
+    assert (status, errors) == (0, "")
+    assert "longest on recorded rounds" in output
+
+
+def test_a_directory_without_a_record_is_one_clear_error(call, tmp_path):
+    status, _, errors = call(tmp_path)
+    assert status == 2
+    assert "run the experiment again with --record" in errors
 
 
 def test_a_resumed_run_cannot_be_recorded(tmp_path):
@@ -250,7 +288,7 @@ def shown(record: Record, settings) -> list[str]:
 
 @pytest.mark.slow
 def test_the_command_replays_with_recorded_settings_and_changes_those_it_is_given(call, digits_record, attacked):
-    status, output, _ = call(digits_record)
+    status, output, _ = call(digits_record.parent)
     assert status == 0
     assert figures(output) == shown(attacked, {})
     changed = shown(attacked, {"outlier_z_score": 0.5})

@@ -7,7 +7,9 @@ import pytest
 from g2uardfl import aggregators, attacks
 from g2uardfl.core.errors import ConfigError
 from g2uardfl.simulation.config import RunConfig
+from g2uardfl.simulation.naming import defense_name
 from g2uardfl.simulation.run import Simulation
+from helpers.plugins import separate_modules as separate_modules
 
 SMALL = {"task": "digits", "clients": 10, "per_round": 5, "rounds": 2, "start": "scratch", "engine": "loop"}
 
@@ -80,3 +82,20 @@ def test_a_share_of_malicious_clients_that_is_no_client_is_refused():
     with pytest.raises(ConfigError, match=r"pmr=0\.01 of 10 clients is no client"):
         config_of(attack="pgd", pmr=0.01)
     assert config_of(attack="none", pmr=0.01).pmr == 0.01
+
+
+PROFILE = """
+from g2uardfl.defense.agreement import Default
+
+
+class Same(Default):
+    summary = "the default under another name"
+"""
+
+
+def test_a_profile_in_a_file_is_resolved_to_its_absolute_path(tmp_path, monkeypatch, separate_modules):
+    (tmp_path / "own_profile.py").write_text(PROFILE)
+    monkeypatch.chdir(tmp_path)
+    config = config_of(defense="g2uardfl", defense_settings={"profile": "own_profile.py:Same"})
+    assert config.defense_settings["profile"] == f"{tmp_path}/own_profile.py:Same"
+    assert defense_name(config) == "g2uardfl (Same)"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -103,6 +104,7 @@ def run(
     from ..simulation.checkpoint import require_same_config
     from ..simulation.config import RunConfig, overridden, read_values, with_assignments
     from ..simulation.directory import RunDirectory
+    from ..simulation.naming import attack_name, defense_name, task_name
     from ..simulation.run import Simulation
 
     options = {
@@ -114,10 +116,12 @@ def run(
         "evaluate_every": evaluate_every, "checkpoint_every": checkpoint_every,
     }  # fmt: skip
     given = {name: value for name, value in options.items() if value is not None}
+    _require_once(given, assignments or [])
     values = overridden(read_values(config), given) if config else given
     simulation = Simulation(build(RunConfig, with_assignments(values, assignments or [])))
     settings = simulation.config
-    place = out or Path("runs") / _slug(f"{settings.task}-{settings.attack}-{settings.defense}-{settings.seed}")
+    names = task_name(settings), attack_name(settings), defense_name(settings)
+    place = out or Path("runs") / "-".join([*map(_slug, names), str(settings.seed)])
     if resume_run:
         require_same_config(place, settings)
         _continue_run(place, log or [])
@@ -147,6 +151,7 @@ def _finish(simulation: Simulation, directory: RunDirectory, log: Sequence[str],
     from ..experiments.trackers import create_all
     from ..report.page import write_report
     from ..simulation.directory import FinishedRun
+    from ..simulation.naming import run_name
     from ..simulation.run import Callback
     from .progress import PretrainingProgress, ProgressBar, bar, stopping_after_the_round
     from .tables import results_table
@@ -154,7 +159,7 @@ def _finish(simulation: Simulation, directory: RunDirectory, log: Sequence[str],
     settings, place, console = simulation.config, directory.path, Console()
     done, trackers = len(simulation.records), create_all(log)
     console.print(
-        f"{settings.task}: {settings.attack} against {settings.defense}, rounds {done + 1} to {settings.rounds}, "
+        f"{run_name(settings)}, rounds {done + 1} to {settings.rounds}, "
         f"{settings.per_round} of {settings.clients} clients per round, seed {settings.seed}, on {settings.device}"
     )
     with bar(console) as progress, stopping_after_the_round(simulation, place):
@@ -201,5 +206,16 @@ def pretrain(
     console.print(f"Cached in {start.path}" if start.path else "Not cached: the cache folder cannot be written")
 
 
+def _require_once(given: Mapping[str, Any], assignments: Sequence[str]) -> None:
+    """Raise `ConfigError` for a setting that is both an option and assigned with --set."""
+    from ..core.errors import ConfigError
+
+    for assignment in assignments:
+        key = assignment.partition("=")[0]
+        if key in given:
+            raise ConfigError(f"{key} is given twice, as an option and as --set {assignment}: leave one out")
+
+
 def _slug(text: str) -> str:
-    return "".join(character if character.isalnum() or character in "-_." else "_" for character in text)
+    """A name that can be part of the name of a folder."""
+    return re.sub(r"[^\w.-]+", "_", text).strip("_")

@@ -22,8 +22,13 @@ def register(app: typer.Typer) -> None:
 
 
 def replay(
-    records: Annotated[list[Path], typer.Argument(help="Files written by `run --record`.", metavar="RECORD...")],
-    defense: Annotated[str, typer.Option(help="The defence; it must be able to decide recorded rounds.")] = "g2uardfl",
+    runs: Annotated[
+        list[Path], typer.Argument(help="Runs with --record: their directories or record.npz files.", metavar="RUN...")
+    ],
+    defense: Annotated[
+        str | None,
+        typer.Option(help="A defence that can decide recorded rounds.", show_default="the run's, or g2uardfl"),
+    ] = None,
     assignments: Annotated[
         list[str] | None,
         typer.Option("--set", help="A setting of the defence, e.g. profile=paper.", metavar="KEY=VALUE"),
@@ -31,11 +36,11 @@ def replay(
 ) -> None:
     """Decide recorded rounds again, without training.
 
-    The record of a g2uardfl run is replayed with the settings of that run, which gives the same decisions.
+    The defence of the run is replayed with its settings, which gives the same decisions.
 
     With --set one setting is changed; --set profile=NAME chooses another profile, with its default settings.
 
-    Example: g2uardfl replay runs/*/record.npz --set min_evidence=20
+    Example: g2uardfl replay runs/* --set profile=paper
     """
     from rich.console import Console
 
@@ -48,6 +53,7 @@ def replay(
 
     assigned = with_assignments({}, [f"defense.{one.removeprefix('defense.')}" for one in assignments or []])
     settings = assigned.get("defense_settings", {})
+    records = [_record_in(path) for path in runs]
     loaded = [Record.load(path) for path in records]
     rules = [create_for(record, defense, settings) for record in loaded]
     rows: dict[str, list[str]] = {}
@@ -65,7 +71,18 @@ def replay(
                 *(shown(None if rate is None else 100 * rate) for rate in rates),
                 f"{result.seconds:.2f}",
             ]
-    _print(console, f"{defense} on recorded rounds", rows)
+    _print(console, f"{', '.join(sorted({rule.name for rule in rules}))} on recorded rounds", rows)
+
+
+def _record_in(path: Path) -> Path:
+    """The record of a run directory; a file is a record itself."""
+    from ..core.errors import StateError
+    from ..simulation.recorder import RECORD_FILE
+
+    record = path / RECORD_FILE if path.is_dir() else path
+    if not record.is_file():
+        raise StateError(f"there is no {record}: run the experiment again with --record")
+    return record
 
 
 def _print(console: Console, title: str, rows: dict[str, list[str]]) -> None:

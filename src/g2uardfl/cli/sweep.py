@@ -68,6 +68,14 @@ def sweep(
     jobs: Annotated[
         int | None, _option("Runs at the same time. (default: the number of cores, or 1 on a GPU)", "--jobs", "-j")
     ] = None,
+    ray: Annotated[
+        str | None,
+        _option(
+            "Submit the runs to a Ray cluster: host:port, auto or local. All machines must share the folder --out; "
+            "--jobs is the number of runs that share a GPU.",
+            metavar="ADDRESS",
+        ),
+    ] = None,
     out: Annotated[Path | None, _option("Folder of the run directories. (default: runs/NAME-OF-GRID)")] = None,
     time_limit: Annotated[
         float, _option("End each run after this time. (default: none)", metavar="SECONDS")
@@ -99,7 +107,7 @@ def sweep(
     place = out or Path("runs") / (grid.stem if grid else "sweep")
     on_gpu = any(config.device != "cpu" for config in configs)
     jobs = jobs if jobs is not None else 1 if on_gpu else usable_cores()
-    planned = Sweep(configs, place, jobs=jobs, record=record, time_limit=time_limit, logs=log or [])
+    planned = Sweep(configs, place, jobs=jobs, record=record, time_limit=time_limit, logs=log or [], ray=ray)
     if dry_run:
         _list(planned)
     else:

@@ -64,8 +64,10 @@ class SweepProgress:
         """Advance the bar of the run."""
         if not self._done:
             self._began = time.monotonic()
-        self._done += 1
-        self._left[job.path] = job.config.rounds - record["round"]
+        left = job.config.rounds - record["round"]
+        # The first rounds of a continued run were finished before.
+        self._done += self._left[job.path] - left if job.path in self._running else 1
+        self._left[job.path] = left
         if job.path not in self._running:
             self._running[job.path] = self._bars.add_task(job.path.name, total=job.config.rounds, note="")
         self._bars.update(self._running[job.path], completed=record["round"])

@@ -5,24 +5,29 @@ from __future__ import annotations
 import os
 import traceback
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import connection
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..core.errors import G2uardFLError
 from ..core.processes import Worker, end, follow_parent, messages
-from .job import Job
+from ..simulation.run import Interrupted
+from .job import EachRound, Job
 
 if TYPE_CHECKING:
     from ..core.processes import Pipe
 
 _STOP = "stop"
 """Message to a worker: stop the run after this round."""
-_ROUND, _FINISHED, _FAILED, _STOPPED = "round", "finished", "failed", "stopped"
+ROUND, FINISHED, FAILED, STOPPED = "round", "finished", "failed", "stopped"
 """The first part of each message of a worker."""
-_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """Environment variables with the number of threads of a process."""
+
+
+Outcome = tuple[str, Any]
+"""How a run has ended, and its summary or error."""
 
 
 class Observer(Protocol):
@@ -97,8 +102,8 @@ class Pool:
         try:
             kind, content = worker.receive()
         except G2uardFLError as error:
-            kind, content = _FAILED, str(error)
-        if kind == _ROUND:
+            kind, content = FAILED, str(error)
+        if kind == ROUND:
             self._observer.on_round(job, content)
             return
         del self._busy[worker]
@@ -106,9 +111,9 @@ class Pool:
             self._idle.append(worker)
         else:
             end([worker])
-        if kind == _FINISHED:
+        if kind == FINISHED:
             self._observer.on_finished(job, content)
-        elif kind == _FAILED:
+        elif kind == FAILED:
             self._observer.on_failed(job, content)
 
 
@@ -133,8 +138,8 @@ def _sources(worker: Worker) -> tuple[Any, Any]:
 @contextmanager
 def _one_thread_each() -> Iterator[None]:
     """Make processes that are started in the block use one thread."""
-    before = {name: os.environ.get(name) for name in _THREADS}
-    os.environ.update(dict.fromkeys(_THREADS, "1"))
+    before = {name: os.environ.get(name) for name in THREADS}
+    os.environ.update(dict.fromkeys(THREADS, "1"))
     try:
         yield
     finally:
@@ -160,18 +165,27 @@ def _work(pipe: Pipe) -> None:
             return
 
 
-def _outcome(job: Job, pipe: Pipe) -> tuple[str, Any]:
-    """Execute a job, and report each round."""
-    from ..simulation.run import Interrupted
-    from .job import EachRound
+def _outcome(job: Job, pipe: Pipe) -> Outcome:
+    """Execute a job in a worker process."""
 
     def report(record: dict[str, Any]) -> bool:
-        pipe.send((_ROUND, brief(record)))
+        pipe.send((ROUND, brief(record)))
         return pipe.poll()
 
+    return execute(job, report)
+
+
+def execute(job: Job, after_round: Callable[[dict[str, Any]], bool]) -> Outcome:
+    """Execute a job; the run stops once `after_round` returns True.
+
+    Returns
+    -------
+    Outcome
+        FINISHED with the summary, FAILED with the error, or STOPPED.
+    """
     try:
-        return _FINISHED, job.execute([EachRound(report)])
+        return FINISHED, job.execute([EachRound(after_round)])
     except Interrupted:
-        return _STOPPED, ""
+        return STOPPED, ""
     except Exception as error:
-        return _FAILED, describe_error(error)
+        return FAILED, describe_error(error)

@@ -11,7 +11,6 @@ import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from .. import tasks
 from ..core.errors import ConfigError
@@ -20,10 +19,13 @@ from ..simulation.checkpoint import config_digest
 from ..simulation.config import RunConfig
 from ..simulation.naming import attack_name, defense_name
 from ..simulation.run import Simulation
+from ..simulation.samples import limit_samples
 from ..simulation.start import converged_start
+from ..tasks.base import Task
 from . import trackers
 from .job import Job
 from .pool import Observer, Pool
+from .ray_pool import RayPool
 from .results import NAMED, shown_settings
 
 _HASH_LENGTH = 8
@@ -48,6 +50,9 @@ class Sweep:
         Seconds after which a run ends early (default: no limit).
     logs
         Trackers and callbacks, as in `g2uardfl run --log` (default: none).
+    ray
+        The address of a Ray cluster that executes the runs, see `RayPool`; `jobs` is then the number of runs that share
+        a GPU (default: None, processes of this machine).
 
     Attributes
     ----------
@@ -66,6 +71,7 @@ class Sweep:
         record: bool = False,
         time_limit: float = math.inf,
         logs: Sequence[str] = (),
+        ray: str | None = None,
     ) -> None:
         if jobs < 1:
             raise ConfigError(f"jobs={jobs} is not allowed: use at least 1")
@@ -75,7 +81,8 @@ class Sweep:
         self.runs = [Job(config, path, record, time_limit, tuple(logs)) for path, config in dict(planned).items()]
         self.unfinished = [run for run in self.runs if not run.is_finished]
         self.jobs = jobs
-        self._pool: Pool | None = None
+        self._ray = ray
+        self._pool: Pool | RayPool | None = None
 
     def prepare(self, progress: Progress | None = None) -> None:
         """Train the converged models that the runs start from and that are not cached.
@@ -88,7 +95,7 @@ class Sweep:
         known = set()
         for run in self.unfinished:
             config = run.config
-            key = repr((config.task, config.model, config.data_dir, config.task_settings))
+            key = repr((config.task, config.model, config.data_dir, config.sample_limit, config.task_settings))
             if config.start == "converged" and key not in known:
                 known.add(key)
                 converged_start(_task(config), device=config.device, progress=progress)
@@ -97,10 +104,10 @@ class Sweep:
         """Execute the runs that are not finished; one that fails does not stop the others."""
         jobs = self.unfinished
         size = min(self.jobs, len(jobs))
-        if size > 1:
+        if size > 1 or self._ray is not None:
             # Runs side by side share the cores, so each trains its clients in its own process.
             jobs = [dataclasses.replace(job, config=dataclasses.replace(job.config, workers=1)) for job in jobs]
-        self._pool = Pool(jobs, size, observer)
+        self._pool = Pool(jobs, size, observer) if self._ray is None else RayPool(jobs, self._ray, self.jobs, observer)
         self._pool.run()
 
     def stop(self) -> None:
@@ -147,7 +154,10 @@ def _resolved(config: RunConfig) -> RunConfig:
     return dataclasses.replace(resolved, device=config.device)
 
 
-def _task(config: RunConfig) -> Any:
-    return tasks.create(
+def _task(config: RunConfig) -> Task:
+    task = tasks.create(
         config.task, data_dir=config.data_dir or None, model=config.model or None, **config.task_settings
     )
+    if config.sample_limit is not None:
+        limit_samples(task, config.sample_limit)
+    return task

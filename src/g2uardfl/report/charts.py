@@ -7,6 +7,7 @@ light and dark, and an exported file in the colours for paper.
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -130,6 +131,16 @@ class Panel:
     """`x`, and `series` of {`name`, `style`, `y`}: the values that hovering shows."""
     role: str = ""
     """What the script of the page does with the panel."""
+
+    @property
+    def title_lines(self) -> list[str]:
+        """The title in lines that fit above the panel."""
+        return textwrap.wrap(self.title, int((self.width - self.left) / 5.8))
+
+    def add_room(self, height: float) -> None:
+        """Make the panel higher, with the room above the axes."""
+        self.top += height
+        self.height += height
 
     def px(self, value: float) -> float:
         """The horizontal place of a value."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -55,23 +55,40 @@ class Series(Generic[R]):
 
 def series_of(runs: Sequence[R]) -> list[Series[R]]:
     """The series of some runs: panel by panel, and in the order of their first runs."""
+    configs = [run.config for run in runs]
+    settings = [
+        {key: value for key, value in one.items() if key not in NAMED and value is not None}
+        for one in shown_settings(configs)
+    ]
+    attacks = ["no attack" if config.attack == "none" else attack_name(config) for config in configs]
+    if len({config.task for config in configs}) > 1:
+        attacks = [f"{name} on {task_name(config)}" for name, config in zip(attacks, configs, strict=True)]
+    panels = _labels(attacks, settings, lambda key: not key.startswith("defense."))
+    names = _labels([defense_name(config) for config in configs], settings, lambda key: key.startswith("defense."))
     found: dict[tuple[str, str], Series[R]] = {}
-    several_tasks = len({run.config.task for run in runs}) > 1
-    for run, settings in zip(runs, shown_settings([run.config for run in runs]), strict=True):
-        attack = "no attack" if run.config.attack == "none" else attack_name(run.config)
-        where = f"{attack} on {task_name(run.config)}" if several_tasks else attack
-        others = {key: value for key, value in settings.items() if key not in NAMED}
-        own = {key: others.pop(key) for key in list(others) if key.startswith("defense.")}
-        panel, name = _labelled(where, others), _labelled(defense_name(run.config), own)
-        found.setdefault((panel, name), Series(panel, name)).runs.append(run)
+    for key, run in zip(zip(panels, names, strict=True), runs, strict=True):
+        found.setdefault(key, Series(*key)).runs.append(run)
     _give_colours(list(found.values()))
-    panels = list(dict.fromkeys(one.panel for one in found.values()))
     return sorted(found.values(), key=lambda one: panels.index(one.panel))
 
 
-def _labelled(name: str, settings: Mapping[str, Any]) -> str:
-    shown = [f"{key.partition('.')[2] or key}={value}" for key, value in settings.items() if value is not None]
-    return ", ".join([name, *shown])
+def _labels(names: Sequence[str], settings: Sequence[Mapping[str, Any]], wanted: Callable[[str], bool]) -> list[str]:
+    """Each name with the wanted settings; settings of a defence, attack or task only if they differ for this name."""
+    values: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for name, one in zip(names, settings, strict=True):
+        for key, value in one.items():
+            values[name, key].add(repr(value))
+    return [
+        ", ".join(
+            [name]
+            + [
+                f"{key.partition('.')[2] or key}={value}"
+                for key, value in one.items()
+                if wanted(key) and ("." not in key or len(values[name, key]) > 1)
+            ]
+        )
+        for name, one in zip(names, settings, strict=True)
+    ]
 
 
 def _give_colours(series: Sequence[Series[Any]]) -> None:
@@ -153,10 +170,11 @@ def _panel(name: str, curves: Sequence[tuple[Series[Any], _Curve]], axis: Axis) 
     events = [(one, kind, rounds) for one, _ in curves for kind in _SYMBOLS if (rounds := _events(one, kind))]
     rows = list(dict.fromkeys(one.name for one, _, _ in events))
     panel = Panel(Axis.of_rounds(0, last), axis, f"{name} (%)", role="readout")
-    panel.top += _EVENT_ROW * len(rows)
-    panel.height += _EVENT_ROW * len(rows)
+    panel.add_room(12.0 * (len(panel.title_lines) - 1))
+    first_row = panel.top - 4.0
+    panel.add_room(_EVENT_ROW * len(rows))
     for one, kind, rounds in events:
-        y = 20.0 + _EVENT_ROW * rows.index(one.name)
+        y = first_row + _EVENT_ROW * rows.index(one.name)
         places = [(panel.px(number), y) for number in rounds]
         panel.symbols(places, _SYMBOLS[kind], one.style, f"{words(kind)}: {one.name}")
     _mark_schedule(panel, config, last)

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ..core.errors import StateError
 from ..experiments.comparison import shown_figure
 from ..experiments.results import Group
 from ..federation.audit import DECISIONS, Audit
@@ -34,8 +35,12 @@ from .verdicts import outcomes, timeline
 
 def write_report(runs: Sequence[Run], path: str | Path, title: str = "g2uardfl report") -> Path:
     """Write a page about `runs` to `path`."""
-    target = Path(path)
-    target.write_text(render(runs, title), encoding="utf-8")
+    target, page = Path(path), render(runs, title)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise StateError(f"cannot write {target}: {error.strerror or error}; choose another --out") from error
     return target
 
 

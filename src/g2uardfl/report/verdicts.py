@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 
 from ..federation.audit import DECISIONS
-from .charts import Axis, Figure, Key, Panel, box, circle
-from .charts import Mark as _Mark
+from .charts import Axis, Figure, Key, Mark, Panel, box, circle
 from .subjects import REFUSED, Subject, attacking, words
 
 _MAX_BARS = 120
@@ -49,9 +47,9 @@ def timeline(subject: Subject) -> Figure:
             cells[verdict["decision"]].append(box(x + inset, y + row - inset - filled, column - 2 * inset, filled))
             if client in attacked:
                 dots.append(circle(x + column / 2, y + row / 2, min(row, column) / 5))
-    panel.marks += [_Mark(f"bar {decision}", "".join(found)) for decision, found in cells.items() if found]
+    panel.marks += [Mark(f"bar {decision}", "".join(found)) for decision, found in cells.items() if found]
     if dots:
-        panel.marks.append(_Mark("truth", "".join(dots)))
+        panel.marks.append(Mark("truth", "".join(dots)))
     panel.marks += _row_names(subject, tops, row, gap, left)
     panel.marks += _round_names(subject, left, column, height - bottom)
     panel.readout = {
@@ -66,35 +64,35 @@ def timeline(subject: Subject) -> Figure:
     return Figure("timeline", "Every submission", [panel], legend, caption, 1, "wide timeline")
 
 
-def _row_names(subject: Subject, tops: dict[str, float], row: float, gap: float, left: float) -> list[_Mark]:
+def _row_names(subject: Subject, tops: dict[str, float], row: float, gap: float, left: float) -> list[Mark]:
     marks = []
     if row >= 8:
         size = "tiny end" if row < 12 else "small end"
         marks = [
-            _Mark(size, text=_short(client), at=(left - 6, tops[client] + row / 2 + 3.0)) for client in subject.clients
+            Mark(size, text=_short(client), at=(left - 6, tops[client] + row / 2 + 3.0)) for client in subject.clients
         ]
     elif gap:
         count, first = len(subject.attackers), min(tops.values())
         marks = [
-            _Mark("small end", text="malicious", at=(left - 6, first + row * count / 2 + 3)),
-            _Mark("small end", text="honest", at=(left - 6, first + row * count + gap + 12)),
+            Mark("small end", text="malicious", at=(left - 6, first + row * count / 2 + 3)),
+            Mark("small end", text="honest", at=(left - 6, first + row * count + gap + 12)),
         ]
     if gap:
         y = min(tops.values()) + row * len(subject.attackers)
-        marks.append(_Mark("bar malicious", box(left - 4, min(tops.values()), 2, y - min(tops.values()))))
+        marks.append(Mark("bar malicious", box(left - 4, min(tops.values()), 2, y - min(tops.values()))))
     return marks
 
 
-def _round_names(subject: Subject, left: float, column: float, y: float) -> list[_Mark]:
+def _round_names(subject: Subject, left: float, column: float, y: float) -> list[Mark]:
     """Numbers below the columns, as many as have room."""
     every = max(1, -(-28 // int(column)))
     step = next(step for step in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 10_000) if step >= every)
     marks = [
-        _Mark("small middle", text=str(record["round"]), at=(left + column * (place + 0.5), y + 12))
+        Mark("small middle", text=str(record["round"]), at=(left + column * (place + 0.5), y + 12))
         for place, record in enumerate(subject.rounds)
         if record["round"] % step == 0 or (step == 1)
     ]
-    return [*marks, _Mark("small middle", text="round", at=(left + column * len(subject.rounds) / 2, y + 27))]
+    return [*marks, Mark("small middle", text="round", at=(left + column * len(subject.rounds) / 2, y + 27))]
 
 
 def _short(name: str, length: int = 9) -> str:
@@ -156,8 +154,3 @@ def _outcome(attacked: bool, decision: str) -> str:
 def totals(subject: Subject) -> Counter[str]:
     """The outcomes of all rounds together."""
     return sum((_count(subject, index) for index in range(len(subject.rounds))), Counter())
-
-
-def rejected(verdicts: Sequence[str]) -> int:
-    """How many of some decisions reject a client for its content."""
-    return sum(decision in REFUSED for decision in verdicts)

@@ -155,6 +155,11 @@ class RunConfig:
         return tomli_w.dumps(_without_none({"format": _FORMAT, **dataclasses.asdict(self)}))
 
     @staticmethod
+    def from_toml(written: str, source: str = "the config") -> RunConfig:
+        """Read what `to_toml` wrote; settings that are left out have their defaults."""
+        return build(RunConfig, _values(written, source))
+
+    @staticmethod
     def from_file(path: str | Path) -> RunConfig:
         """Read a config file; settings that it leaves out have their defaults."""
         return build(RunConfig, read_values(path))
@@ -163,14 +168,22 @@ class RunConfig:
 def read_values(path: str | Path) -> dict[str, Any]:
     """The settings in a TOML file, by name."""
     try:
-        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return _values(Path(path).read_text(encoding="utf-8"), str(path))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
+
+
+def _values(written: str, source: str) -> dict[str, Any]:
+    """The settings in TOML, by name."""
+    try:
+        values = tomllib.loads(written)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{source} is not valid TOML: {error}") from error
     version = values.pop("format", _FORMAT)
     if version not in (1, _FORMAT):
-        raise ConfigError(f"{path} was written by another version of g2uardfl")
+        raise ConfigError(f"{source} was written by another version of g2uardfl")
     return _from_version_1(values) if version == 1 else values
 
 

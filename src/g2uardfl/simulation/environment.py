@@ -6,6 +6,12 @@ import platform
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..core.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
 
 
 def environment() -> dict[str, str]:
@@ -24,6 +30,18 @@ def environment() -> dict[str, str]:
     }
     commit = _commit()
     return {**found, "commit": commit} if commit else found
+
+
+def usable_device(name: str) -> torch.device:
+    """The device called `name`; ConfigError if this machine does not have it."""
+    import torch
+
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"device={name!r} is not available on this machine: try cpu") from error
+    return device
 
 
 def peak_memory() -> float | None:

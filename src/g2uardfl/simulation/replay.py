@@ -5,17 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from sklearn.metrics import adjusted_rand_score
 
 from .. import aggregators
-from ..aggregators.base import Aggregator
+from ..aggregators.base import ClientId, Verdict
 from ..core.errors import ConfigError
 from ..defense import profiles
 from ..defense.guard import Guard
+from ..defense.observation import Observation
 from ..defense.recording import Record
+from .config import RunConfig
 from .metrics import Detection
 
 
@@ -35,14 +37,38 @@ class Replay:
     seconds: float
 
 
-def create_for(record: Record, defense: str, settings: Mapping[str, Any]) -> Aggregator:
-    """The rule that decides a record: a guard with the recorded settings and `settings` on top, or another rule."""
-    if issubclass(aggregators.find(defense), Guard):
+@runtime_checkable
+class Judge(Protocol):
+    """A rule that can decide recorded rounds: its verdicts depend on an observation alone."""
+
+    def judge(self, observation: Observation) -> Mapping[ClientId, Verdict]:
+        """The verdicts on a recorded round; what the rule remembers moves on as in the round itself."""
+
+
+def create_for(record: Record, defense: str | None, settings: Mapping[str, Any]) -> Any:
+    """The rule (a `Judge`) that decides a record, with the settings of the run if it is its rule; `settings` on top.
+
+    Without a name it is the rule of the recorded run, if that can decide recorded rounds, and otherwise g2uardfl.
+    """
+    name = defense or _recorded_rule(record) or "g2uardfl"
+    kind = aggregators.find(name)
+    if not issubclass(kind, Judge):
+        raise ConfigError(f"{kind.name} cannot decide recorded rounds, because it has no `judge`: choose g2uardfl")
+    if issubclass(kind, Guard):
         settings = with_recorded_settings(record, settings)
         _refuse_without_effect(record, settings)
         # A drawn secret would make the replay a new one each time.
         settings = {**settings, "seed": 0 if settings.get("seed") is None else settings["seed"]}
-    return aggregators.create(defense, **settings)
+    elif name == _recorded_rule(record):
+        settings = {**(record.notes.get("defense") or {}), **settings}
+    return aggregators.create(name, **settings)
+
+
+def _recorded_rule(record: Record) -> str | None:
+    """The rule of the recorded run, if it can decide recorded rounds."""
+    config = record.notes.get("config")
+    name = RunConfig.from_toml(config).defense if config else None
+    return name if name and issubclass(aggregators.find(name), Judge) else None
 
 
 def with_recorded_settings(record: Record, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -61,7 +87,7 @@ def with_recorded_settings(record: Record, settings: Mapping[str, Any]) -> dict[
 
 def _refuse_without_effect(record: Record, settings: Mapping[str, Any]) -> None:
     """Refuse changed settings of observer and elimination, which do not take part in a replay."""
-    profile = profiles.find(settings.get("profile", "default"))
+    profile = profiles.find(settings.get("profile", profiles.DEFAULT))
     recorded = {**profile.defaults(), **(record.notes.get("defense") or {})}
     for part in ("observer", "elimination"):
         for item in fields(profile.parts()[part].Settings):
@@ -69,19 +95,14 @@ def _refuse_without_effect(record: Record, settings: Mapping[str, Any]) -> None:
                 raise ConfigError(f"{item.name} has no effect on recorded rounds, which pass no {part}: leave it out")
 
 
-def replay(record: Record, defense: Aggregator, on_round: Callable[[], None] = lambda: None) -> Replay:
-    """Let `defense` decide every round of `record` in turn; it needs a method `judge` as the guard has."""
-    judge = getattr(defense, "judge", None)
-    if judge is None:
-        raise ConfigError(
-            f"{defense.name} cannot decide recorded rounds (it has no `judge`): replay g2uardfl with other settings"
-        )
+def replay(record: Record, defense: Judge, on_round: Callable[[], None] = lambda: None) -> Replay:
+    """Let `defense` decide every round of `record` in turn."""
     has_truth = bool(record.attacking)
     malicious = set(record.notes.get("malicious", ()))
     detection, indices, accepted_rounds, refused, judged = Detection(), [], 0, 0, 0
     began = time.perf_counter()
     for number, observation in enumerate(record.rounds):
-        verdicts = judge(observation)
+        verdicts = defense.judge(observation)
         flagged = {client for client, verdict in verdicts.items() if verdict.refused}
         refused, judged = refused + len(flagged), judged + len(verdicts)
         if has_truth:

@@ -27,7 +27,7 @@ from ..training.local import Job, Recipe, share_predicted
 from .central import Progress
 from .checkpoint import Checkpoint
 from .config import RunConfig
-from .environment import environment, peak_memory
+from .environment import environment, peak_memory, usable_device
 from .metrics import summarise
 from .samples import FederatedSamples, limit_samples
 from .schedule import Schedule, torch_generator
@@ -98,11 +98,7 @@ class Simulation:
         self.attack = attack or attacks.create(config.attack, **config.attack_settings)
         self.defense = defense or aggregators.create(config.defense, **_defense_settings(config))
         self.average = aggregators.create("fedavg")
-        try:
-            self.device = torch.device(config.device)
-            torch.empty(0, device=self.device)
-        except (RuntimeError, AssertionError) as error:
-            raise ConfigError(f"device={config.device!r} is not available on this machine: try cpu") from error
+        self.device = usable_device(config.device)
         self.schedule = Schedule.draw(
             config.seed, config.rounds, config.clients, config.per_round, config.pmr, config.churn
         )
@@ -223,7 +219,11 @@ class Simulation:
             config = replace(config, attack=self.attack.spelled(config.attack), attack_settings=settings)
         if not own_defense:
             found = resolved_settings(self.defense, config.defense_settings)
-            settings = {name: value for name, value in found.items() if (name, value) != ("seed", config.seed)}
+            settings = {
+                name: absolute(value) if isinstance(value, str) else value
+                for name, value in found.items()
+                if (name, value) != ("seed", config.seed)
+            }
             config = replace(config, defense=absolute(config.defense), defense_settings=settings)
         return config
 

@@ -22,6 +22,7 @@ from ..tasks.base import Task
 from ..training.local import share_predicted
 from .central import CentralTraining, Progress
 from .config import RunConfig
+from .environment import usable_device
 from .schedule import start_seed
 
 _RECIPE_VERSION = 3
@@ -86,6 +87,7 @@ def converged_start(
     again
         Train even if a model is cached, and replace it (default: False).
     """
+    usable_device(device)
     path = cache_dir() / "starts" / f"{task.name}-{task.model}-{start_key(task, seed)}.safetensors"
     if path.exists() and not again:
         return ConvergedStart(read_model(path), path, was_cached=True)

@@ -41,21 +41,36 @@
     return [(event.clientX - box.left) * view.width / box.width, (event.clientY - box.top) * view.height / box.height];
   };
 
+  // Shows what `text` says about the place under the pointer or a finger.
+  const explains = (svg, text) => {
+    for (const kind of ["pointermove", "pointerdown"]) {
+      svg.addEventListener(kind, (event) => {
+        const found = text(event);
+        if (found) show(event, found);
+        else hide();
+      });
+    }
+    svg.addEventListener("pointerleave", hide);
+  };
+
   // Curves: the values of all series at the round under the pointer.
   for (const svg of all('svg[data-role="readout"]')) {
     const line = element("path", { class: "cursor" });
-    const { x, series, left, right, top, bottom } = JSON.parse(svg.dataset.readout), first = x[0], width = Math.max(x[x.length - 1] - first, 1);
+    const { x, series, left, right, top, bottom } = JSON.parse(svg.dataset.readout);
+    if (!x.length) continue;  // nothing was evaluated yet
+    const first = x[0], width = Math.max(x[x.length - 1] - first, 1);
     svg.append(line);
-    svg.addEventListener("pointermove", (event) => {
+    explains(svg, (event) => {
       const value = first + (place(svg, event)[0] - left) / (right - left) * width;
       let index = 0;
       x.forEach((round, i) => { if (Math.abs(round - value) < Math.abs(x[index] - value)) index = i; });
       const at = left + (x[index] - first) / width * (right - left);
       line.setAttribute("d", `M${at} ${top}V${bottom}`);
       const values = series.filter((one) => one.y[index]).sort((a, b) => b.y[index][0] - a.y[index][0]);
-      show(event, `round ${x[index]}\n` + values.map((one) => `${one.y[index][0].toFixed(2)} %${one.y[index][1] ? ` ± ${one.y[index][1].toFixed(2)}` : ""}  ${one.name}`).join("\n"));
+      const shown = ({ name, y }) => `${y[index][0].toFixed(2)} %${y[index][1] ? ` ± ${y[index][1].toFixed(2)}` : ""}  ${name}`;
+      return [`round ${x[index]}`, ...values.map(shown)].join("\n");
     });
-    svg.addEventListener("pointerleave", () => { hide(); line.removeAttribute("d"); });
+    svg.addEventListener("pointerleave", () => line.removeAttribute("d"));
   }
 
   // A series chosen in a legend: all others fade.
@@ -120,16 +135,14 @@
         if (row >= grid.attackers) row = Math.max(grid.attackers, Math.floor((y - grid.top - grid.gap) / grid.row));
         return [data().rounds[Math.floor((x - grid.left) / grid.column)], row];
       };
-      timeline.addEventListener("pointermove", (event) => {
-        const [round, row] = under(event), client = data().clients[row];
-        const verdict = round && x_is_inside(event, grid) && round[1].get(row);
-        if (verdict) show(event, explain(round[0], verdict));
-        else if (client !== undefined) show(event, `client ${client}`);
-        else hide();
+      explains(timeline, (event) => {
+        const [round, row] = under(event), verdict = round?.[1].get(row), client = data().clients[row];
+        return verdict ? explain(round[0], verdict) : client !== undefined && `client ${client}`;
       });
-      const x_is_inside = (event, at) => place(timeline, event)[0] >= at.left;
-      timeline.addEventListener("pointerleave", hide);
-      timeline.addEventListener("click", (event) => { const client = data().clients[under(event)[1]]; if (client !== undefined) choose(client); });
+      timeline.addEventListener("click", (event) => {
+        const client = data().clients[under(event)[1]];
+        if (client !== undefined) choose(client);
+      });
     }
 
     for (const figure of all("figure", run)) {
@@ -139,13 +152,10 @@
         frames.forEach((frame, i) => frame.toggleAttribute("hidden", i !== Number(slider.value)));
         figure.querySelector("output").textContent = frames[slider.value].dataset.label;
       });
-      graph?.addEventListener("pointermove", (event) => {
-        const client = event.target.dataset.client;
-        if (client === undefined) return hide();
-        const number = Number(event.target.parentNode.dataset.label);
-        show(event, explain(number, data().byNumber.get(number).get(data().places.get(client))));
+      if (graph) explains(graph, (event) => {
+        const client = event.target.dataset.client, number = Number(event.target.parentNode.dataset.label);
+        return client !== undefined && explain(number, data().byNumber.get(number).get(data().places.get(client)));
       });
-      graph?.addEventListener("pointerleave", hide);
       graph?.addEventListener("click", (event) => { if (event.target.dataset.client !== undefined) choose(event.target.dataset.client); });
     }
 
