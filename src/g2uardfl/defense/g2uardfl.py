@@ -63,7 +63,7 @@ class G2uardFL(Guard):
     window
         (`default` profile) How many submissions of the last rounds are remembered (default: 300).
     false_alarm_rate
-        (`default` profile) The probability that a round without attackers has a group that is flagged (default: 0.001).
+        (`default` profile) The probability that a round without attackers has a group that is flagged (default: 0.01).
     max_malicious_share
         (`default` profile) The largest share of the clients that may be flagged as groups of attackers (default: 0.5).
     forget_after

@@ -16,7 +16,7 @@ from .groups import MIN_OTHERS, Group, find_groups
 class ClusteringSettings:
     """Settings of the test for groups of attackers."""
 
-    false_alarm_rate: float = number(0.001, 0, 0.5, above=True)
+    false_alarm_rate: float = number(0.01, 0, 0.5, above=True)
     """The probability that a round without attackers has a group that is flagged."""
     max_malicious_share: float = number(0.5, 0, 1, above=True)
     """The largest share of the clients that may be flagged as groups of attackers."""
