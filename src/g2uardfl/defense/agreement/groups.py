@@ -88,17 +88,18 @@ def find_groups(
     false_alarm_rate
         The probability that a group is found in a graph without attackers.
     max_share
-        No group has more than this share of the clients.
+        The groups together have at most this share of the clients.
     """
     remaining = np.arange(len(edges))
     clients = _count(people)
     largest, required = math.floor(max_share * clients + 1e-9), required_lead(clients, false_alarm_rate)
+    others = max(MIN_OTHERS, clients - largest)
     found: list[Group] = []
     chosen: list[Group] = []
     while len(found) <= _MAX_GROUPS:
         group = _best_group(edges, people, convictions, remaining, largest)
         lead = found[-1].score / max(_NOISE, group.score if group else 0.0) if found else 0.0
-        if lead >= max(required, chosen[0].lead if chosen else 0.0) and _count(people[remaining]) >= MIN_OTHERS:
+        if lead >= max(required, chosen[0].lead if chosen else 0.0) and _count(people[remaining]) >= others:
             chosen = [replace(one, lead=lead) for one in found]
         if group is None:
             break

@@ -101,15 +101,6 @@ def cosines_with_others(sketches: Sketches) -> Array:
     return result
 
 
-def mean_cosine(sketches: Sketches) -> float:
-    """The mean cosine over all pairs of clients and all layers; 0 for fewer than two clients.
-
-    >>> mean_cosine(np.array([[[1, 0]], [[0, 1]]], dtype=np.float32))
-    0.0
-    """
-    return float(cosines_with_others(sketches).mean()) if len(sketches) > 1 else 0.0
-
-
 def _unit(vectors: Array, negligible: float | Array) -> Array:
     """Vectors of norm 1, and 0 for those without an entry above `negligible`."""
     largest = np.abs(vectors).max(axis=-1, keepdims=True)
