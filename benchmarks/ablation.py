@@ -8,11 +8,11 @@ clients rejected) are means over the records; for the last column the attackers 
 
 A replay decides the recorded updates. It cannot show what follows from a decision: in a real run other accepted clients
 lead to another model, and to other updates. Nor can it show the worth of what changes the model alone, which is
-clipping, consensus, rollback and elimination. Use real runs for these; the last two defences are the median and the
-mean in place of the consensus:
+clipping, consensus and rollback. Use real runs for these; the last two defences are the median and the mean in place of
+the consensus:
 
     cd benchmarks && g2uardfl sweep --attack black_box --defense g2uardfl g2uardfl,rollback=false \
-        g2uardfl,eliminate=false g2uardfl,dissent=0.5 g2uardfl,profile=ablation:PlainMean
+        g2uardfl,dissent=0.5 g2uardfl,profile=ablation:PlainMean
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import math
 import statistics
 import warnings
 from collections import defaultdict
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from itertools import product
@@ -33,20 +34,20 @@ import torch
 
 from detectors import spectral, split_of, with_truth
 from g2uardfl import G2uardFL
-from g2uardfl.aggregators.base import Round
+from g2uardfl.aggregators.base import ClientId, Round
 from g2uardfl.core.numerics import Array
 from g2uardfl.defense.agreement import Default
-from g2uardfl.defense.agreement.clustering import CommunityClustering, CommunityClusters, SubmissionPrior
-from g2uardfl.defense.agreement.communities import MIN_CLIENTS, Community
-from g2uardfl.defense.agreement.construction import NoiseJudgement, SimilarityConstruction, SubmissionGraph
-from g2uardfl.defense.agreement.elimination import RollbackAndElimination
+from g2uardfl.defense.agreement.clustering import GroupClustering, GroupClusters
+from g2uardfl.defense.agreement.construction import SimilarityConstruction, SubmissionGraph
+from g2uardfl.defense.agreement.elimination import RobustStepAndRollback
 from g2uardfl.defense.agreement.filtering import AgreementJudgement, ReputationFiltering
+from g2uardfl.defense.agreement.groups import MIN_OTHERS, Group
+from g2uardfl.defense.agreement.reputation import Reputation
 from g2uardfl.defense.agreement.shapes import UsualShapes
-from g2uardfl.defense.agreement.twins import find_twins
 from g2uardfl.defense.agreement.window import Window
 from g2uardfl.defense.observation import Observation
 from g2uardfl.defense.recording import without
-from g2uardfl.defense.stages import Step
+from g2uardfl.defense.stages import Mask, Prior, Step
 
 
 class ForgetfulConstruction(SimilarityConstruction):
@@ -58,74 +59,58 @@ class ForgetfulConstruction(SimilarityConstruction):
         return super().build(number, observation)
 
 
-class NoiseKeepingConstruction(SimilarityConstruction):
-    """Keeps noise in the window."""
+class SpectralClustering(GroupClustering):
+    """Always finds one group: the smaller of two clusters of the similarity graph."""
 
-    def learn(self, evidence: SubmissionGraph, judgement: NoiseJudgement) -> None:
-        """Treat no submission as noise."""
-        super().learn(evidence, replace(judgement, noise=np.zeros_like(judgement.noise)))
-
-
-class TrustingClustering(CommunityClustering):
-    """Searches for communities without knowing whom the filtering suspects."""
-
-    def cluster(self, evidence: SubmissionGraph, prior: SubmissionPrior) -> CommunityClusters:
-        """Treat no submission as a suspect's."""
-        return super().cluster(evidence, replace(prior, suspects=np.zeros_like(prior.suspects)))
-
-
-class SpectralClustering(CommunityClustering):
-    """Always finds one community: the smaller of two clusters of the similarity graph."""
-
-    def cluster(self, evidence: SubmissionGraph, prior: SubmissionPrior) -> CommunityClusters:
-        """Spectral clustering of the positive edges; twins as in the default profile."""
+    def cluster(self, evidence: SubmissionGraph, prior: Prior) -> GroupClusters:
+        """Spectral clustering of the positive edges."""
         members = np.zeros(len(evidence.nodes), dtype=bool)
-        if len(set(evidence.nodes)) >= MIN_CLIENTS:
+        if len(set(evidence.nodes)) >= MIN_OTHERS + 2:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # scikit-learn warns of graphs that are not connected
                 labels = spectral(np.maximum(evidence.edges, 0.0))
             members = labels == np.bincount(labels, minlength=2).argmin()
-        communities: tuple[Community, ...] = ()
-        if members.any():
-            inner = evidence.edges[np.ix_(members, members)]
-            communities = (Community(math.nan, float(inner.sum(axis=1).mean()), members * 1.0, float(inner.mean())),)
-        twins = find_twins(evidence.edges, evidence.rounds, prior.suspects, self.settings.twin_similarity)
-        return CommunityClusters(members.astype(np.int64), members * 1.0, communities, twins=tuple(twins))
+        groups = (Group(members * 1.0, math.nan, math.nan),) if members.any() else ()
+        return GroupClusters(members.astype(np.int64), members * 1.0, groups)
 
 
-class CredulousShapes(UsualShapes):
-    """Counts every client in full in what is usual, and may convict most of a round."""
+class NoShapes(UsualShapes):
+    """Finds no outliers; the usual norm is as in the default profile."""
 
-    def add(self, shapes: Array, weights: Array) -> None:
-        """With equal weights."""
-        super().add(shapes, np.ones(len(shapes)))
-
-    def z_scores(self, shapes: Array, weights: Array, allowed: float) -> Array:
-        """Without the rule that a round convicts no majority."""
-        return super().z_scores(shapes, np.zeros(len(shapes)), allowed)
+    def z_scores(self, shapes: Array, trusted: Mask, allowed: float) -> Array:
+        """All zero."""
+        return np.zeros_like(super().z_scores(shapes, trusted, allowed))
 
 
-class CredulousFiltering(ReputationFiltering):
-    """Lets clients of bad reputation and members of communities determine which shapes are usual."""
+class OutlierAcceptingFiltering(ReputationFiltering):
+    """Flags the members of groups only."""
 
     def __init__(self, settings: Any, seed: int) -> None:
         super().__init__(settings, seed)
-        self.shapes = CredulousShapes()
+        self.shapes = NoShapes()
 
 
-class HomogeneousClustering(CommunityClustering):
-    """Requires the same lead of communities, however heterogeneous the clients are."""
+class NoReputation(Reputation):
+    """Takes every client for a newcomer."""
 
-    def cluster(self, evidence: SubmissionGraph, prior: SubmissionPrior) -> CommunityClusters:
-        """Treat clients as if they had the same kind of data."""
-        return super().cluster(evidence, replace(prior, heterogeneity=1.0))
+    def read(self, clients: Sequence[ClientId]) -> Array:
+        """No counts."""
+        return np.zeros((len(clients), 2))
 
 
-class MeanElimination(RollbackAndElimination):
+class ForgivingFiltering(ReputationFiltering):
+    """Decides each round without reputations."""
+
+    def __init__(self, settings: Any, seed: int) -> None:
+        super().__init__(settings, seed)
+        self.reputation = NoReputation()
+
+
+class MeanElimination(RobustStepAndRollback):
     """Moves the model by the mean of the accepted, clipped updates, whether clients learn the same or not."""
 
     def step(self, round_: Round, evidence: SubmissionGraph, judgement: AgreementJudgement) -> Step:
-        """A step without consensus; whether to roll back or remove is decided as in the default profile."""
+        """The mean; whether to roll back is decided as in the default profile."""
         step = super().step(round_, evidence, judgement)
         return step if step.restored is not None else replace(step, vector=round_.weighted_sum(step.weights))
 
@@ -136,34 +121,22 @@ class Forgetful(Default):
     construction = ForgetfulConstruction
 
 
-class NoiseKeeping(Default):
-    """The default profile with noise in its window."""
-
-    construction = NoiseKeepingConstruction
-
-
-class Trusting(Default):
-    """The default profile whose clustering knows no suspects."""
-
-    clustering = TrustingClustering
-
-
 class Spectral(Default):
     """The default profile with spectral clustering."""
 
     clustering = SpectralClustering
 
 
-class Credulous(Default):
-    """The default profile in which every client determines what is usual."""
+class OutlierAccepting(Default):
+    """The default profile without the limits on norms and peaks."""
 
-    filtering = CredulousFiltering
+    filtering = OutlierAcceptingFiltering
 
 
-class Homogeneous(Default):
-    """The default profile with one lead for all federations."""
+class Forgiving(Default):
+    """The default profile without reputations."""
 
-    clustering = HomogeneousClustering
+    filtering = ForgivingFiltering
 
 
 class PlainMean(Default):
@@ -175,15 +148,10 @@ class PlainMean(Default):
 ROWS: dict[str, dict[str, Any]] = {
     "all": {},
     "without earlier rounds": {"profile": "ablation:Forgetful"},
-    "without communities": {"min_evidence": math.inf},
-    "without a lead over other communities": {"min_lead": 0.0},
-    "without a larger lead among heterogeneous clients": {"profile": "ablation:Homogeneous"},
-    "without outliers": {"outlier_z_score": 1e9},
-    "with usual shapes of all clients alike": {"profile": "ablation:Credulous"},
-    "without twins": {"twin_similarity": math.inf},
-    "without reputations": {"reputation_weight": 0.0, "min_reputation": -1.0},
-    "without suspects in the clustering": {"profile": "ablation:Trusting"},
-    "with noise in the window": {"profile": "ablation:NoiseKeeping"},
+    "without groups": {"max_malicious_share": 1e-9},
+    "without a lead over other groups": {"false_alarm_rate": 0.5},
+    "without outliers": {"profile": "ablation:OutlierAccepting"},
+    "without reputations": {"profile": "ablation:Forgiving"},
     "with spectral clustering": {"profile": "ablation:Spectral"},
 }
 """Each row with what it changes of the guard."""

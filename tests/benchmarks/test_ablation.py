@@ -36,8 +36,8 @@ def figures(path):
     return {row: ablation.figures_of(path, settings) for row, settings in ablation.ROWS.items()}
 
 
-def communities_of(row: str, record: Record) -> list[set[int]]:
-    """The labels of the communities in each round."""
+def groups_of(row: str, record: Record) -> list[set[int]]:
+    """The labels of the groups in each round."""
     guard = G2uardFL(seed=0, **ablation.ROWS[row])
     return [{verdict.cluster for verdict in guard.judge(one).values()} - {0} for one in record.rounds]
 
@@ -50,11 +50,11 @@ def test_the_first_row_is_the_default_profile(path, figures):
     assert figures["all"][RECALL] == pytest.approx(np.mean(refused))
 
 
-def test_communities_are_found_by_default_and_with_spectral_clustering_but_not_without_them(path, figures):
+def test_groups_are_found_by_default_and_with_spectral_clustering_but_not_without_them(path, figures):
     record = Record.load(path)
-    assert any(communities_of("all", record))
-    assert not any(communities_of("without communities", record))
-    assert any(communities_of("with spectral clustering", record))
+    assert any(groups_of("all", record))
+    assert not any(groups_of("without groups", record))
+    assert any(groups_of("with spectral clustering", record))
     assert figures["with spectral clustering"][FALSE_ALARMS] > figures["all"][FALSE_ALARMS]
 
 
@@ -79,7 +79,7 @@ def test_a_forgetful_graph_has_the_submissions_of_one_round(path):
         assert guard.construction.window.clients == list(observation.clients)
 
 
-def test_in_the_profile_without_consensus_the_model_moves_by_the_weighted_mean():
+def test_without_consensus_the_model_moves_by_the_weighted_mean():
     guard, model = G2uardFL(profile="ablation:PlainMean", seed=0), first_model()
     for number in range(1, 4):
         sent = messages(model, 0, number, range(20, 30))
@@ -92,7 +92,7 @@ def test_in_the_profile_without_consensus_the_model_moves_by_the_weighted_mean()
 
 def test_the_defences_of_the_real_runs_exist():
     command = ablation.__doc__.split("--defense ")[1].replace("\\", "").split()
-    assert len(command) == 5
+    assert len(command) == 4
     for defense in command:
         _, *settings = defense.split(",")
         values = dict(one.split("=") for one in settings)
@@ -101,7 +101,7 @@ def test_the_defences_of_the_real_runs_exist():
 
 
 def test_the_command_prints_one_row_for_each_variant(path, monkeypatch, capsys):
-    rows = ["all", "without twins"]
+    rows = ["all", "without groups"]
     monkeypatch.setattr(sys, "argv", ["ablation.py", str(path), "--rows", *rows])
     ablation.main()
     lines = capsys.readouterr().out.splitlines()

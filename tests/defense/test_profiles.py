@@ -20,7 +20,7 @@ from helpers.models import federation, odd_mlp, same
 from helpers.rounds import decisions
 
 SPECTRAL = '''
-"""Spectral clustering of the similarity graph in place of communities beyond chance."""
+"""Spectral clustering of the similarity graph in place of groups beyond chance."""
 
 from dataclasses import dataclass
 
@@ -209,9 +209,9 @@ def test_its_settings_are_keywords_of_the_guard_and_checked(mine):
 
 
 def test_settings_of_the_clustering_that_it_replaces_are_refused(mine):
-    for name in ("min_evidence", "min_lead", "twin_similarity"):
+    for name in ("false_alarm_rate", "max_malicious_share"):
         with pytest.raises(ConfigError, match=f"{name} is a setting of profile='default', not of profile='{mine}'"):
-            G2uardFL(profile=mine, **{name: 1.0})
+            G2uardFL(profile=mine, **{name: 0.1})
     with pytest.raises(ConfigError, match="score_percentile is a setting of profile='paper'"):
         G2uardFL(profile=mine, score_percentile=1.0)
     with pytest.raises(ConfigError, match="unknown setting 'min_mean_edge'"):

@@ -104,10 +104,10 @@ def test_a_replay_gives_the_verdicts_of_the_run_and_the_same_memory(profile, set
         assert all(np.array_equal(found.arrays[name], array) for name, array in saved.arrays.items())
 
 
-@pytest.mark.parametrize("run", [Federation().run, run_late_detection], ids=["eliminations", "a rollback"])
-def test_a_replay_follows_a_run_whose_model_was_rolled_back_or_changed(run):
+@pytest.mark.parametrize("run", [Federation().run, run_late_detection], ids=["returning clients", "changing clients"])
+def test_a_replay_follows_a_run_whose_model_was_rolled_back(run):
     results, record = recorded(G2uardFL(seed=0), 12, run=run)
-    assert {event.kind for result in results for event in result.report.events} & {"eliminated", "rolled_back"}
+    assert "rolled_back" in {event.kind for result in results for event in result.report.events}
     again = G2uardFL(seed=0)
     for result, observation in zip(results, record.rounds, strict=True):
         expected = {client: replace(verdict, weight=None) for client, verdict in result.verdicts.items()}
@@ -137,8 +137,7 @@ def test_a_record_of_another_rule_is_decided_by_the_guard_of_each_profile(profil
 
 
 def test_recorded_rounds_can_be_decided_with_other_settings(fedavg_record):
-    limits = ("min_evidence", "twin_similarity", "outlier_z_score")
-    strict, lenient = G2uardFL(seed=0, outlier_z_score=0.5), G2uardFL(seed=0, **dict.fromkeys(limits, 1e9))
+    strict, lenient = G2uardFL(seed=0, false_alarm_rate=0.5), G2uardFL(seed=0, max_malicious_share=1e-9)
     decisions = [
         {verdict.decision for observation in fedavg_record.rounds for verdict in guard.judge(observation).values()}
         for guard in (strict, lenient)

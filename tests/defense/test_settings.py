@@ -61,10 +61,10 @@ def documented() -> dict[str, tuple[str, Any]]:
     found = {}
     for name, description in re.findall(r"^(\w+)\n((?:    .*\n)+)", section, flags=re.MULTILINE):
         sentence = " ".join(description.split())
-        profile = re.match(r"\((?:`(\w+)` profile|(both) profiles)\) ", sentence)
+        profile = re.match(r"\(`(\w+)` profile\) ", sentence)
         default = re.search(r"\(default: (.+)\)\.$", sentence)
         assert default, f"{name} has no default in the docstring"
-        found[name] = profile and (profile[1] or profile[2]), ast.literal_eval(default[1])
+        found[name] = profile and profile[1], ast.literal_eval(default[1])
     return found
 
 
@@ -88,17 +88,13 @@ def test_the_docstring_describes_exactly_the_parameters_of_the_constructor():
 @each_setting
 def test_the_docstring_names_the_right_profile_and_default(profile, name):
     owner, default = documented()[name]
-    assert owner == ("both" if len(OWNERS[name]) > 1 else profile)
+    assert owner == profile
     assert default == FIELDS[profile, name].default
     assert type(default) is type(FIELDS[profile, name].default)
 
 
-def test_only_the_switch_of_the_elimination_is_a_setting_of_both_profiles():
-    shared = [name for name, owners in OWNERS.items() if len(owners) > 1]
-    assert shared == ["eliminate"]
-    fields = [FIELDS[profile, "eliminate"] for profile in PROFILES]
-    assert {type(item.default) for item in fields} == {bool}
-    assert len({item.default for item in fields}) == 1
+def test_the_profiles_share_no_setting():
+    assert [name for name, owners in OWNERS.items() if len(owners) > 1] == []
 
 
 @pytest.mark.parametrize("profile", PROFILES)

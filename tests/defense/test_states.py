@@ -31,16 +31,12 @@ each_profile = pytest.mark.parametrize("profile", names())
 
 @cache
 def guard_after_rounds(profile: str) -> G2uardFL:
-    """A guard whose memory holds something of every kind: also snapshots with buffers, and a removal."""
+    """A guard whose memory holds something of every kind: also snapshots with buffers."""
     guard = G2uardFL(profile, seed=5, **QUICK[profile])
     model = run_late_detection(guard, 6)[-1].weights
-    if profile == "default":
-        guard.elimination.removed = torch.arange(len(guard.elimination.snapshots.kept[0].model.vector)) / 7
     for number in range(7, 10):
         sent = {client: trained(model, 100 * number + i) for i, client in enumerate((1, 2, 3, "a", "b"))}
         guard.aggregate(model, sent)
-        if profile == "default":
-            guard.elimination.removed = torch.ones(len(guard.elimination.snapshots.kept[0].model.vector))
     return guard
 
 
@@ -172,7 +168,7 @@ def test_a_refused_state_leaves_the_guard_as_it_was(profile):
 
 @each_profile
 def test_a_restored_guard_keeps_its_settings_and_takes_the_saved_seed(profile):
-    changed = {"default": {"min_evidence": 20.0, "window": 50}, "paper": {"score_step": 0.25, "min_clusters": 3}}
+    changed = {"default": {"false_alarm_rate": 0.01, "window": 50}, "paper": {"score_step": 0.25, "min_clusters": 3}}
     guard = G2uardFL(profile, seed=1, **QUICK[profile], **changed[profile])
     before = guard.configuration()
     guard.restore(guard_after_rounds(profile).state())

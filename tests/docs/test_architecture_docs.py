@@ -60,8 +60,8 @@ def test_the_pages_stage_flags_attackers_in_the_papers_profile_too(guard):
 
 def test_the_pages_profile_has_its_own_settings_and_not_those_it_replaced(guard):
     assert guard.configuration()["min_similarity"] == 2.0
-    with pytest.raises(ConfigError, match="min_lead is a setting of profile='default'"):
-        g2uardfl.G2uardFL(profile="my_profile:Spectral", min_lead=2.0)
+    with pytest.raises(ConfigError, match="false_alarm_rate is a setting of profile='default'"):
+        g2uardfl.G2uardFL(profile="my_profile:Spectral", false_alarm_rate=0.01)
 
 
 def test_every_file_that_the_page_names_exists():

@@ -75,7 +75,7 @@ def test_every_setting_of_the_table_exists_with_its_default():
 
 def test_every_event_of_the_log_table_has_the_level_that_the_page_says():
     rows = re.findall(r"^\| `(\w+): .*?`( \(WARNING\))? \|", PAGE, flags=re.M)
-    assert {kind for kind, _ in rows} >= {"rolled_back", "eliminated", "elimination_reversed", "model_kept"}
+    assert {kind for kind, _ in rows} >= {"rolled_back", "eliminated", "model_kept"}
     for kind, warning in rows:
         report = RoundReport({}, events=(Event(kind, "message"),))
         assert log.level(report) == (logging.WARNING if warning else logging.INFO)

@@ -25,7 +25,7 @@ from helpers.processes import running
 BIG = 2**64 - 3
 VERDICTS = {
     BIG: Verdict("accepted", "In the benign cluster.", benign_score=0.25, cluster=0, distance=0.5, weight=0.5),
-    "hospital 4": Verdict("malicious", "In the cluster with the lowest score.", benign_score=-0.5, weight=-0.01),
+    "hospital 4": Verdict("malicious", "In the cluster with the lowest score.", benign_score=-0.5, suspicion=0.75),
     7: Verdict("held_out", "Too far from the centre.", benign_score=0.0),
     8: Verdict("invalid", "It did not reply in time."),
 }
@@ -60,7 +60,8 @@ def test_every_verdict_is_one_line_with_its_reason_and_exact_ids(path):
     assert all(line["round"] == 3 and line["rule"] == "g2uardfl" and line["time"].endswith("+00:00") for line in lines)
     assert [line["reason"] for line in lines] == [verdict.reason for verdict in VERDICTS.values()]
     assert lines[0]["benign_score"] == 0.25
-    assert "benign_score" not in lines[3]
+    assert lines[1]["suspicion"] == 0.75
+    assert {"benign_score", "suspicion"}.isdisjoint(lines[3])
 
 
 def test_every_round_is_one_line_with_note_events_and_seconds(path):

@@ -19,7 +19,6 @@ def report(*kinds: str, note: str = "") -> RoundReport:
     ("kinds", "level"),
     [
         ((), logging.INFO),
-        (("elimination_reversed",), logging.INFO),
         (("something_new",), logging.INFO),
         (("rolled_back",), logging.WARNING),
         (("eliminated",), logging.INFO),

@@ -153,7 +153,7 @@ def test_honest_clients_without_outliers_get_the_weighted_mean_of_flower():
     assert evaluated(*reports)["loss"] == pytest.approx(flowers["loss"])
 
 
-@pytest.mark.parametrize("kind", ["rolled_back", "eliminated", "elimination_reversed", "model_kept"])
+@pytest.mark.parametrize("kind", ["rolled_back", "eliminated", "model_kept"])
 def test_what_the_rule_does_on_its_own_is_a_metric(kind):
     class Eventful(Mean):
         name = "eventful"

@@ -85,7 +85,7 @@ def test_the_guard_draws_a_secret_that_neither_log_nor_audit_show(make, tmp_path
     [
         (lambda: G2uardFLStrategy(fraction_trian=0.5), "unknown setting 'fraction_trian': did you mean fraction_train"),
         (lambda: G2uardFLStrategy(min_replys=5), "did you mean min_replies"),
-        (lambda: G2uardFLStrategy(min_evidenc=5), "did you mean min_evidence"),
+        (lambda: G2uardFLStrategy(false_alarm_rat=0.1), "did you mean false_alarm_rate"),
         (lambda: AggregatorStrategy("multi_krum", audit_pat="x"), "did you mean audit_path"),
         (lambda: G2uardFLStrategy(profile="paper", score_percentile=500), "score_percentile=500"),
         (lambda: G2uardFLStrategy(score_percentile=5), "score_percentile is a setting of profile='paper'"),

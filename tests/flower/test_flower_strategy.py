@@ -206,8 +206,7 @@ class Eventful(Mean):
         (["rolled_back"], "WARNING"),
         (["eliminated"], "INFO"),
         (["model_kept"], "WARNING"),
-        (["elimination_reversed"], "INFO"),
-        (["elimination_reversed", "rolled_back"], "WARNING"),
+        (["eliminated", "rolled_back"], "WARNING"),
     ],
 )
 def test_every_event_is_logged_audited_and_in_the_report(tmp_path, kinds, level):

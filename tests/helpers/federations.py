@@ -119,7 +119,7 @@ def trained(model: Model, seed: int, attacks: bool = False) -> Model:
 
 
 ATTACKERS_OF_ROUND = ([], [0], [1], [2, 3, 4], [5, 6], [])
-"""Attackers come one by one and are accepted, until three of one round form a community with them."""
+"""Attackers come one by one and are accepted, until three of one round form a group with them."""
 
 
 def run_late_detection(

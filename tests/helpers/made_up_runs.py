@@ -49,7 +49,7 @@ def made_up_run(
                 other = selected[int(random.integers(per_round))]
                 edges += [[str(client), str(other), round(float(random.random()), 3)]] if other != client else []
                 verdict |= {"benign_score": float(scores[client]), "cluster": int(flagged)}
-                verdict |= {"distance": float(random.random())}
+                verdict |= {"suspicion": float(random.random())}
             verdicts[str(client)] = verdict
         events = [{"kind": "rolled_back", "message": "The model was rolled back to round 1."}] if number == 3 else []
         events += [{"kind": "eliminated", "message": "Something was removed."}] if number == rounds else []

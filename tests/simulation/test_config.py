@@ -24,7 +24,7 @@ def test_a_resolved_config_has_the_tasks_defaults_where_nothing_is_given():
 
 
 def test_a_config_file_restores_the_whole_config(tmp_path):
-    config = RunConfig(alpha=math.inf, pmr=0.4, defense_settings={"recovery_step": 0.25}).resolved(DEFAULTS)
+    config = RunConfig(alpha=math.inf, pmr=0.4, defense_settings={"false_alarm_rate": 0.25}).resolved(DEFAULTS)
     (tmp_path / "config.toml").write_text(config.to_toml())
     assert RunConfig.from_file(tmp_path / "config.toml") == config
 

@@ -31,7 +31,7 @@ TASKS = [
 ]
 """Tasks and rounds: two rounds of a large model, and four of a small one."""
 SMALLEST_MODELS = {"mnist": "simplenet", "cifar10": "vgg9"}
-SENSITIVE = {"default": {"outlier_z_score": 0.3}, "paper": {}}
+SENSITIVE = {"default": {"false_alarm_rate": 0.5}, "paper": {}}
 """Settings with which each profile refuses clients within a few rounds."""
 SAMPLES = 50
 """Test samples that are evaluated: these tests do not look at ACC and ASR."""
@@ -89,7 +89,7 @@ def test_a_replay_gives_the_verdicts_of_the_run(task, rounds, profile, tmp_path,
 @pytest.mark.parametrize(
     "settings",
     [
-        {"sketch_width": 64, "window": 20, "outlier_z_score": 0.3, "rollback": False},
+        {"sketch_width": 64, "window": 20, "false_alarm_rate": 0.5, "rollback": False},
         {"profile": "paper", "score_update": "printed", "momentum": "printed", "min_clusters": 3},
     ],
     ids=["default", "paper"],
@@ -102,7 +102,7 @@ def test_a_replay_gives_the_verdicts_of_a_run_that_is_defended_later_with_other_
 
 
 def test_a_replay_gives_the_verdicts_of_a_run_across_a_renewal_of_the_secret(tmp_path):
-    settings = {"window": 10, "outlier_z_score": 0.3, "rollback": False}
+    settings = {"window": 10, "false_alarm_rate": 0.5, "rollback": False}
     simulation, record = recorded_run(tmp_path, rounds=14, defense_settings=settings)
     assert [int(one["renewals"]) for one in record.rounds][-1] == 1
     assert_same_verdicts(simulation, record, G2uardFL(**with_recorded_settings(record, {})))
@@ -132,9 +132,9 @@ def test_a_run_with_another_rule_can_be_replayed_with_either_profile(tmp_path):
 
 
 def test_settings_are_those_of_the_run_unless_another_profile_is_chosen(tmp_path):
-    _, record = recorded_run(tmp_path, seed=7, defense_settings={"window": 40, "min_lead": 2.0})
+    _, record = recorded_run(tmp_path, seed=7, defense_settings={"window": 40, "false_alarm_rate": 0.01})
     recorded = with_recorded_settings(record, {})
-    assert (recorded["seed"], recorded["window"], recorded["min_lead"]) == (7, 40, 2.0)
+    assert (recorded["seed"], recorded["window"], recorded["false_alarm_rate"]) == (7, 40, 0.01)
     assert with_recorded_settings(record, {"window": 50}) == {**recorded, "window": 50}
     assert with_recorded_settings(record, {"profile": "paper"}) == {"seed": 7, "profile": "paper"}
 
@@ -291,8 +291,8 @@ def test_the_command_replays_with_recorded_settings_and_changes_those_it_is_give
     status, output, _ = call(digits_record.parent)
     assert status == 0
     assert figures(output) == shown(attacked, {})
-    changed = shown(attacked, {"outlier_z_score": 0.5})
-    assert figures(call(digits_record, "--set", "outlier_z_score=0.5")[1]) == changed != shown(attacked, {})
+    changed = shown(attacked, {"false_alarm_rate": 0.5})
+    assert figures(call(digits_record, "--set", "false_alarm_rate=0.5")[1]) == changed != shown(attacked, {})
 
 
 def test_the_command_switches_to_another_profile(call, digits_record, attacked):

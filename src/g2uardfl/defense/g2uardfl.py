@@ -144,9 +144,9 @@ class G2uardFL(Guard):
 
     Notes
     -----
-    Clients are compared in a graph that remembers earlier rounds. The `default` profile looks for communities of
-    submissions whose updates are more similar than chance explains; the `paper` profile is the attributed client graph
-    with its auto-encoder, as printed.
+    Clients are compared in a graph that remembers earlier rounds. The `default` profile looks for groups of
+    submissions whose updates are similar beyond chance and beyond any other group; the `paper` profile is the
+    attributed client graph with its auto-encoder, as printed.
 
     References
     ----------

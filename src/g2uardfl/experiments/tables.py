@@ -112,7 +112,7 @@ class RunTables:
 
 _NAMES = ("task", "attack", "defense")
 _MORE_FIGURES = ("rounds_per_second", "defend_seconds_median", "peak_memory_mb")
-_VERDICT = ("decision", "benign_score", "cluster", "distance", "reason")
+_VERDICT = ("decision", "benign_score", "cluster", "distance", "suspicion", "reason")
 
 
 def load_runs(*paths: str | Path | Iterable[str | Path]) -> RunTables:

@@ -24,7 +24,7 @@ MetricsFn = Callable[[list[RecordDict], str], MetricRecord]
 
 LEFT_OUT = "g2uardfl-metrics-left-out"
 """The clients of a round whose metrics are not finite."""
-EVENTS = ("rolled_back", "eliminated", "elimination_reversed", "model_kept")
+EVENTS = ("rolled_back", "eliminated", "model_kept")
 """What the rule can do to the model on its own; each has a metric that is 1 in a round in which it did."""
 _REACH = 2.0
 """How far from m a client's value counts, in multiples of r; the same as for running statistics."""

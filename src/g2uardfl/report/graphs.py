@@ -100,16 +100,17 @@ def layout(verdicts: Mapping[str, Mapping[str, object]]) -> Layout:
     for members, centre, size in zip(ordered, centres, sizes, strict=True):
         x, y = centre[0] - middle[0], centre[1] - middle[1]
         discs.append(((x, y), size - 0.1))
-        by_fit = sorted(members, key=lambda client: (_distance(verdicts[client]), client))
+        by_fit = sorted(members, key=lambda client: (_misfit(verdicts[client]), client))
         for rank, client in enumerate(by_fit):
             away, angle = 0.95 * math.sqrt(rank + (0.4 if len(members) > 1 else 0.0)), rank * _GOLDEN_ANGLE
             places[client] = (x + away * math.cos(angle), y + away * math.sin(angle))
     return Layout(places, discs, *(high - low for low, high in bounds))
 
 
-def _distance(verdict: Mapping[str, object]) -> float:
-    distance = verdict.get("distance")
-    return float(distance) if isinstance(distance, int | float) else 0.0
+def _misfit(verdict: Mapping[str, object]) -> float:
+    """The distance from the cluster's centre, or the suspicion."""
+    misfit = verdict.get("distance", verdict.get("suspicion"))
+    return float(misfit) if isinstance(misfit, int | float) else 0.0
 
 
 def _packed(sizes: Sequence[float]) -> list[Point]:

@@ -11,8 +11,7 @@ from ...core.clipping import clip_factors
 from ...core.numerics import Array
 from ...core.settings import check, number
 from ...core.state_files import SavedState
-from ..stages import Filtering, Judgement, Prior
-from .clustering import GroupClusters
+from ..stages import Clusters, Filtering, Judgement, Prior
 from .consensus import Learning
 from .construction import SubmissionGraph
 from .reasons import reasons
@@ -49,7 +48,7 @@ class AgreementJudgement(Judgement):
     """Whether enough rounds are known; before, all clients must agree on a change."""
 
 
-class ReputationFiltering(Filtering[SubmissionGraph, Prior, GroupClusters, AgreementJudgement]):
+class ReputationFiltering(Filtering[SubmissionGraph, Prior, Clusters, AgreementJudgement]):
     """Flags groups and outliers, holds out clients of bad reputation, and clips to the usual norm."""
 
     Settings = FilteringSettings
@@ -64,9 +63,10 @@ class ReputationFiltering(Filtering[SubmissionGraph, Prior, GroupClusters, Agree
         """How often the client of each submission was convicted."""
         return Prior(self.reputation.read(evidence.nodes)[:, 0])
 
-    def judge(self, evidence: SubmissionGraph, prior: Prior, clusters: GroupClusters | None) -> AgreementJudgement:
+    def judge(self, evidence: SubmissionGraph, prior: Prior, clusters: Clusters | None) -> AgreementJudgement:
         """Flag attackers, hold out clients of bad reputation, and remember both."""
-        assert clusters is not None  # noqa: S101 - this profile's clustering always returns clusters
+        if clusters is None:
+            clusters = Clusters(np.zeros(len(evidence.nodes), dtype=np.int64), np.zeros(len(evidence.nodes)))
         here, clients = evidence.here, evidence.clients
         before = benign_scores(self.reputation.read(clients))
         z_scores = self.shapes.z_scores(evidence.shapes, before >= 0, _OUTLIER)

@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 
 from ...core.numerics import Array
-from ..stages import Mask
+from ..stages import Clusters, Mask
 from .clustering import GroupClusters
 from .construction import SubmissionGraph
 
@@ -17,7 +17,7 @@ _NAMED = 3
 
 def reasons(
     evidence: SubmissionGraph,
-    clusters: GroupClusters,
+    clusters: Clusters,
     outliers: Mask,
     accepted: Mask,
     scores: Array,
@@ -29,7 +29,10 @@ def reasons(
     def reason(row: int) -> str:
         norm = f"norm {evidence.norms[row] / usual_norm:.2g} times the usual" if usual_norm else "no usual norm yet"
         if labels[row]:
-            return f"Flagged as malicious: {_in_group(evidence, clusters, row, int(labels[row]))}; {norm}."
+            label = int(labels[row])
+            own = isinstance(clusters, GroupClusters)
+            why = _in_group(evidence, clusters, row, label) if own else clusters.describe(label)
+            return f"Flagged as malicious: {why}; {norm}."
         if outliers[row]:
             return (
                 f"Flagged as malicious: its update is an outlier ({norm}, largest entry "
