@@ -27,8 +27,8 @@ def kinds(result) -> list[str]:
 def unexplained(model, sent, result, guard: G2uardFL) -> float:
     """How far the new model is from the global one plus the step of the accepted updates, as a share.
 
-    That is their mean by weights; in the default profile as far as clients learn the same, and else, for each parameter,
-    the smallest change that all but 15 % of the accepted clients support, or all of them in the first four rounds.
+    That is their mean by weights. In the default profile it is so as far as clients learn the same; else each parameter
+    moves by the smallest change that all but 15 % of the accepted clients support, or all of them in the first rounds.
     """
     updates = {client: flat(weights) - flat(model) for client, weights in sent.items()}
     accepted = [client for client, verdict in result.verdicts.items() if verdict.decision == "accepted"]

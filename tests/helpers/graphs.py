@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from g2uardfl.defense.agreement.communities import Community, find_communities
-
-EVIDENCE, LEAD = 10.0, 1.5
-"""The least evidence and lead that the tests require of a community, unless they vary it."""
+from g2uardfl.defense.agreement.groups import Group, find_groups
 
 
 def noise(size: int, seed: int) -> np.ndarray:
@@ -25,14 +22,9 @@ def planted(size: int, seed: int, *groups: tuple[range | np.ndarray, float]) -> 
     return graph
 
 
-def spread_rounds(count: int) -> np.ndarray:
-    """Rounds of about ten submissions each, so that neighbours are of different rounds."""
-    return np.arange(count) % max(1, count // 10)
-
-
-def found_in(graph, people, min_evidence: float = EVIDENCE, min_lead: float = LEAD) -> list[Community]:
-    """The communities of a graph whose rounds are those of `spread_rounds`."""
-    return find_communities(graph, people, spread_rounds(len(people)), min_evidence, min_lead)
+def found_in(graph, people, false_alarm_rate: float = 0.001, max_malicious_share: float = 0.5) -> list[Group]:
+    """The groups of a graph whose clients have never been convicted."""
+    return find_groups(graph, people, np.zeros(len(people)), false_alarm_rate, max_malicious_share)
 
 
 def indices(mask) -> list[int]:

@@ -1,9 +1,9 @@
 """The audit: verdicts and rounds as lines of JSON in a hash chain, written by one server, and read back as rounds.
 
 Each verdict is a line with `schema`, `previous`, `time`, `session`, `rule`, `round`, `client`, `node`, `decision`,
-`reason` and, where the rule gives them, `benign_score`, `cluster`, `distance`, `suspicion` and `weight`. The verdicts of
-a round are followed by one line without `client`, with `note`, `events`, `stage_seconds` and, where the rule builds a
-graph of the clients, its strongest `edges`. Many JSON readers do not keep integers as large as node ids exactly, so
+`reason` and, where the rule gives them, `benign_score`, `cluster`, `distance`, `suspicion` and `weight`. The verdicts
+of a round are followed by one line without `client`, with `note`, `events`, `stage_seconds` and, where the rule builds
+a graph of the clients, its strongest `edges`. Many JSON readers do not keep integers as large as node ids exactly, so
 client and node are strings.
 
 `previous` is the hash of the line before, also across files and sessions (`audit_files.py`), so that a line that was

@@ -96,7 +96,8 @@ def find_groups(
     others = max(MIN_OTHERS, clients - largest)
     found: list[Group] = []
     chosen: list[Group] = []
-    while len(found) <= _MAX_GROUPS:
+    # A group may have some submissions of a client only, so that what remains does not show how few clients there are.
+    while clients >= MIN_OTHERS + 2 and len(found) <= _MAX_GROUPS:
         group = _best_group(edges, people, convictions, remaining, largest)
         lead = found[-1].score / max(_NOISE, group.score if group else 0.0) if found else 0.0
         if lead >= max(required, chosen[0].lead if chosen else 0.0) and _count(people[remaining]) >= others:

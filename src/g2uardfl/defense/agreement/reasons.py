@@ -29,10 +29,7 @@ def reasons(
     def reason(row: int) -> str:
         norm = f"norm {evidence.norms[row] / usual_norm:.2g} times the usual" if usual_norm else "no usual norm yet"
         if labels[row]:
-            label = int(labels[row])
-            own = isinstance(clusters, GroupClusters)
-            why = _in_group(evidence, clusters, row, label) if own else clusters.describe(label)
-            return f"Flagged as malicious: {why}; {norm}."
+            return f"Flagged as malicious: {_in_group(evidence, clusters, row, int(labels[row]))}; {norm}."
         if outliers[row]:
             return (
                 f"Flagged as malicious: its update is an outlier ({norm}, largest entry "
@@ -49,8 +46,10 @@ def reasons(
     return tuple(reason(row) for row in range(len(evidence.clients)))
 
 
-def _in_group(evidence: SubmissionGraph, clusters: GroupClusters, row: int, label: int) -> str:
+def _in_group(evidence: SubmissionGraph, clusters: Clusters, row: int, label: int) -> str:
     """With whom, since when, how strongly and in which layers the update of `row` is similar."""
+    if not isinstance(clusters, GroupClusters):  # of another clustering in a profile of the user's own
+        return clusters.describe(label)
     group, own = clusters.groups[label - 1], evidence.here.start + row
     members = group.members & (evidence.people != evidence.people[own])
     with_members = evidence.edges[own][members]
