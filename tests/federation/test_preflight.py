@@ -33,7 +33,7 @@ def test_a_sound_federation_has_no_weakness(converged, settings):
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
-        ({"clients": 4, "min_replies": 2}, "with fewer than 5 the guard compares norms"),
+        ({"clients": 4, "min_replies": 2}, "fewer are compared by their norms only"),
         ({"clients": 2, "min_replies": 1, "profile": "paper"}, "fewer than 3 are not compared"),
         ({"clients": 100}, "window=300 holds 3 rounds of 100 clients"),
         ({"window": 40}, "use at least 50"),

@@ -91,13 +91,13 @@ def messages_received(federation: Federation, number: int) -> int:
     return (federation.folder / "logs" / f"supernode-{number}.log").read_text().count("Receiving: train message")
 
 
-def guard(federation: Federation) -> tuple[int, dict[str, float]]:
-    """Rounds done and the benign scores, from the saved state."""
+def guard(federation: Federation) -> tuple[int, dict[str, tuple[float, float]]]:
+    """Rounds done and the reputations, from the saved state."""
     path = federation.state / "guard.state"
     state, restored = FederationState.load(path), G2uardFL()
     assert state is not None
     state.restore(restored, path)
-    return state.rounds_done, {str(client): score for client, score in restored.filtering.reputation.scores.items()}
+    return state.rounds_done, {str(client): counts for client, counts in restored.filtering.reputation.counts.items()}
 
 
 def verdict(federation: Federation, number: int, round_number: int) -> dict:
