@@ -332,7 +332,7 @@ def test_each_weakness_is_one_warning_before_the_first_round(grid):
             strategy.aggregate_train(number, grid_of_nodes.send_and_receive(messages))
     found = [line for line in lines if line.startswith("WARNING g2uardfl preflight: ")]
     assert lines[: len(found)] == found
-    expected = ["by their norms only", "window=16 holds 4 rounds", NODE_IDS, "min_replies=4", "untrained", "are buffers"]
+    expected = ["norms only", "window=16 holds 4 rounds", NODE_IDS, "min_replies=4", "untrained", "are buffers"]
     expected += ["fixed seed"] if grid is HttpGrid else []
     assert len(found) == len(expected)
     for words in expected:

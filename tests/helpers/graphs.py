@@ -22,7 +22,7 @@ def planted(size: int, seed: int, *groups: tuple[range | np.ndarray, float]) -> 
     return graph
 
 
-def found_in(graph, people, false_alarm_rate: float = 0.001, max_malicious_share: float = 0.5) -> list[Group]:
+def found_in(graph, people, false_alarm_rate: float = 0.01, max_malicious_share: float = 0.5) -> list[Group]:
     """The groups of a graph whose clients have never been convicted."""
     return find_groups(graph, people, np.zeros(len(people)), false_alarm_rate, max_malicious_share)
 
