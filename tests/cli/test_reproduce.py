@@ -103,7 +103,7 @@ def test_a_missing_cell_is_named_and_the_command_fails(cli, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["efectiveness"], "there is no table 'efectiveness': choose from effectiveness, "),
+        (["efectiveness"], "there is no table 'efectiveness': did you mean effectiveness?"),
         (["pmr", "--scale", "large"], "--scale large: choose one of smoke, paper"),
         (["pmr", "--local", "years"], "--local years: choose one of steps, epochs"),
         (["pmr", "--only", "0.07"], "--only 0.07: the table pmr has no such label"),
