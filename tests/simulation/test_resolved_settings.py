@@ -42,7 +42,8 @@ def test_an_attack_made_from_the_resolved_config_has_the_same_settings(attack, t
     again = Simulation(read_again(simulation.config, tmp_path))
     assert again.config == simulation.config
     assert again.attack.configuration() == simulation.attack.configuration()
-    assert simulation.attack.configuration().items() <= simulation.config.attack_settings.items()
+    settings = {name: value for name, value in simulation.attack.configuration().items() if value is not None}
+    assert settings == simulation.config.attack_settings
 
 
 def test_the_tasks_own_values_of_an_attack_are_resolved():
