@@ -9,7 +9,7 @@ import statistics
 import pytest
 
 from g2uardfl.core.errors import StateError
-from g2uardfl.experiments.paper.rendering import SMOKE, blocks, conclusion, to_latex, to_markdown
+from g2uardfl.experiments.paper.rendering import SMOKE, blocks, command, conclusion, to_latex, to_markdown
 from g2uardfl.experiments.paper.results import FIGURES, Results, RunResult, notable
 from g2uardfl.experiments.paper.table import load
 from g2uardfl.report.page import svg
@@ -108,7 +108,7 @@ def test_results_read_from_their_csv_give_the_same_pages(tmp_path):
     path = tmp_path / "effectiveness.csv"
     path.write_text(results.to_csv(), encoding="utf-8")
     again = Results.from_csv(TABLE, path)
-    assert to_markdown(again, "command") == to_markdown(results, "command")
+    assert to_markdown(again) == to_markdown(results)
     assert to_latex(again) == to_latex(results)
     assert svg(figure(again)) == svg(figure(results))
     assert again.to_csv() == results.to_csv()
@@ -136,7 +136,7 @@ def test_the_conclusion_counts_cells_near_the_printed_asr():
 def test_every_artefact_of_a_smoke_run_says_so_and_none_of_another_does(tmp_path):
     for scale in ("smoke", "paper"):
         results, folder = everything(scale), tmp_path / scale
-        paths = write_pages(results, folder, "command")
+        paths = write_pages(results, folder)
         assert sorted(path.suffix for path in paths) == [".csv", ".html", ".md", ".svg", ".tex"]
         for path in paths:
             text = path.read_text(encoding="utf-8")
@@ -145,8 +145,8 @@ def test_every_artefact_of_a_smoke_run_says_so_and_none_of_another_does(tmp_path
 
 
 def test_figures_of_a_smoke_run_are_not_compared_with_the_papers():
-    assert "▲" not in to_markdown(everything("smoke", asr=100.0), "command")
-    assert "▲" in to_markdown(everything("paper", asr=100.0), "command")
+    assert "▲" not in to_markdown(everything("smoke", asr=100.0))
+    assert "▲" in to_markdown(everything("paper", asr=100.0))
 
 
 def test_latex_has_one_table_for_each_task_and_escapes_what_latex_reads():
@@ -157,8 +157,16 @@ def test_latex_has_one_table_for_each_task_and_escapes_what_latex_reads():
 
 
 def test_the_page_states_command_rounds_seeds_and_commit():
-    text = to_markdown(everything(), "g2uardfl reproduce effectiveness")
-    assert "`g2uardfl reproduce effectiveness`: 2 local steps, 600 rounds, seeds 0, commit abc123." in text
+    text = to_markdown(everything())
+    command = "g2uardfl reproduce effectiveness --scale paper --seeds 1 --rounds 600"
+    assert f"`{command}`: 2 local steps, 600 rounds, seeds 0, commit abc123." in text
+
+
+def test_the_command_of_a_part_names_its_tasks_and_local_epochs():
+    cells = [cell for cell in TABLE.cells if cell.labels[1] == "cifar10"]
+    runs = [dataclasses.replace(run(cells[0], seed=seed), local="epochs", rounds=300) for seed in (0, 1)]
+    expected = "g2uardfl reproduce effectiveness --scale paper --local epochs --only cifar10 --seeds 2 --rounds 300"
+    assert command(Results(TABLE, runs, cells)) == expected
 
 
 def test_curves_are_drawn_and_kept_in_the_csv(tmp_path):

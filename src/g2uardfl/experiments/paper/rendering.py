@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .results import FIGURES, Measured, Results, notable, tasks_of
-from .table import GUARD, Cell
+from .table import GUARD, TABLES, Cell
 
 NAMES = {"mnist": "MNIST", "cifar10": "CIFAR-10", "sentiment140": "Sentiment-140", "reddit": "Reddit"}
 """Tasks as the paper writes them."""
@@ -135,13 +135,13 @@ def conclusion(results: Results) -> str:
     return " ".join(sentences) or "The paper prints no ASR for these cells."
 
 
-def to_markdown(results: Results, command: str) -> str:
+def to_markdown(results: Results) -> str:
     """The page of a table: conclusion, table, drawing, and how it was made."""
     table = results.table
     lines = [f"# {table.title}", ""]
     if results.is_smoke:
         lines += [f"**{SMOKE}.**", ""]
-    lines += [conclusion(results), "", f"`{command}`: {origin(results)}.", ""]
+    lines += [conclusion(results), "", f"`{command(results)}`: {origin(results)}.", ""]
     for block in blocks(results):
         lines += [f"## {block.task}", ""] if block.task else []
         rule = ["---"] * block.labels + ["---:"] * (len(block.headings) - block.labels)
@@ -165,6 +165,21 @@ def to_latex(results: Results) -> str:
         text += "".join([*head, line(block.headings), "\\midrule\n", *map(line, block.rows)])
         text += "\\bottomrule\n\\end{tabular}\n"
     return text
+
+
+def command(results: Results) -> str:
+    """The command that makes these results, whatever parts they were made in."""
+    table = results.table
+    options = ["--scale", results.stated("scale")]
+    if results.stated("local") != "steps":
+        options += ["--local", results.stated("local")]
+    tasks = [task for task, _ in tasks_of(results)]
+    if "task" in table.axes and len(tasks) < len(table.axes["task"]):
+        options += ["--only", *tasks]
+    if not results.is_smoke:
+        options += ["--seeds", str(1 + max((run.seed for run in results.runs), default=0))]
+        options += ["--rounds", results.stated("rounds")]
+    return " ".join(["g2uardfl reproduce", table.name if table.name in TABLES else f"{table.name}.toml", *options])
 
 
 def origin(results: Results) -> str:
