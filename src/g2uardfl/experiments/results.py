@@ -99,7 +99,7 @@ def shown_settings(configs: Sequence[RunConfig], *, with_seed: bool = False) -> 
     columns: dict[str, list[Any]] = {key: [shown(config) for config in configs] for key, shown in NAMED.items()}
     columns = {key: names for key, names in columns.items() if len(set(names)) > 1}
     follows = {key for key in _FROM_TASK if _is_function(found.get(key, []), [config.task for config in configs])}
-    if all(config.attack_until == config.rounds for config in configs):
+    if all(config.attack_until in (None, config.rounds) for config in configs):
         follows.add("attack_until")
     columns |= {key: values for key, values in found.items() if key not in (*NAMED, PROFILE, *follows)}
     if not columns:
