@@ -121,16 +121,29 @@ def test_a_csv_of_another_table_is_one_clear_error(tmp_path):
         Results.from_csv(load("pmr"), path)
 
 
-def test_the_conclusion_counts_cells_near_the_printed_asr():
+def test_the_conclusion_has_the_means_over_the_cells_and_counts_worse_ones():
+    higher = {"mnist": 20.0, "cifar10": 4.0, "sentiment140": -30.0, "reddit": 0.0}
+    cells = [cell for cell in TABLE.cells if cell.labels[0] in ("No defense", "G²uardFL")]
     runs = [
-        run(cell, variant, asr=(cell.printed["asr"] or 0) + (20.0 if cell.labels[1] == "mnist" else 4.0))
-        for cell in TABLE.cells
+        run(cell, variant, asr=cell.printed["asr"] + higher[cell.labels[1]])
+        for cell in cells
         for variant in cell.variants
-        if variant == "paper"
+        if variant != "default"
     ]
-    found = conclusion(Results(TABLE, runs, [cell for cell in TABLE.cells if cell.labels[0] == "G²uardFL"]))
-    assert found.startswith("With `profile=paper`, ASR is at most 5 points above the printed value in 3 of 4 cells")
-    assert "the highest is 30.0 %" in found
+    with_guard = statistics.fmean([9.98 + 20, 10.61 + 4, 7.92 - 30, 0.0])
+    without = statistics.fmean([98.18 + 20, 96.16 + 4, 100 - 30, 100.0])
+    assert conclusion(Results(TABLE, runs, cells)) == (
+        f"ASR, mean over the cells: {without:.1f} % without a defence, {with_guard:.1f} % with `profile=paper`. "
+        "Compared with the printed numbers, `profile=paper` is at least 5 points worse in 1 of 4 cells."
+    )
+
+
+def test_the_conclusion_about_detection_is_its_f1_which_is_worse_where_it_is_lower():
+    table = load("detection")
+    cells = [cell for cell in table.cells if cell.labels == ("G²uardFL", "mnist")]
+    found = conclusion(Results(table, [run(cells[0], "paper", f1=60.0), run(cells[0], "default", f1=99.0)], cells))
+    assert "F1, mean over the cells: 60.0 % with `profile=paper`, 99.0 % with `profile=default`." in found
+    assert "`profile=paper` is at least 5 points worse in 1 of 1 cells, and `profile=default` is" in found
 
 
 def test_every_artefact_of_a_smoke_run_says_so_and_none_of_another_does(tmp_path):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .results import FIGURES, Measured, Results, notable, tasks_of
-from .table import GUARD, TABLES, Cell
+from .table import GUARD, PROFILES, TABLES, Cell
 
 NAMES = {"mnist": "MNIST", "cifar10": "CIFAR-10", "sentiment140": "Sentiment-140", "reddit": "Reddit"}
 """Tasks as the paper writes them."""
@@ -112,27 +113,32 @@ def legend(results: Results) -> list[str]:
 
 
 def conclusion(results: Results) -> str:
-    """How far the measured figures of the guard agree with the printed ones, in one or two sentences."""
+    """The mean over all cells without and with the guard, and how far it agrees with the printed numbers."""
     if results.is_smoke:
         return f"{len(results.cells)} cells, {len(results.missing)} of them missing."
-    sentences = []
-    for variant in ("paper", "default"):
-        pairs = [
-            (printed, mean)
-            for cell in results.cells
-            if variant in cell.variants
-            for printed in [cell.printed.get("asr")]
-            for mean in [results.measured(cell, variant).mean("asr")]
-            if isinstance(printed, float) and mean is not None
-        ]
-        if pairs:
-            close = sum(notable(printed, mean) <= 0 for printed, mean in pairs)
-            largest = max(mean for _, mean in pairs)
-            sentences.append(
-                f"With `profile={variant}`, ASR is at most 5 points above the printed value in {close} of {len(pairs)} "
-                f"cells; the highest is {largest:.1f} %."
-            )
-    return " ".join(sentences) or "The paper prints no ASR for these cells."
+    figures = results.table.figures
+    figure = "asr" if "asr" in figures else figures[-1]
+    name = FIGURES[figure].removesuffix(" %")
+    without = [results.measured(cell, "").mean(figure) for cell in results.cells if "No defense" in cell.labels]
+    means = {"without a defence": _known(without)}
+    agreements = []
+    for variant in PROFILES:
+        cells = [cell for cell in results.cells if variant in cell.variants]
+        found = [(cell.printed[figure], results.measured(cell, variant).mean(figure)) for cell in cells]
+        means[f"with `profile={variant}`"] = _known([mean for _, mean in found])
+        compared = [(printed, mean) for printed, mean in found if isinstance(printed, float) and mean is not None]
+        worse = sum(notable(*pair) == (1 if figure == "asr" else -1) for pair in compared)
+        if compared:
+            agreements.append(f"`profile={variant}` is at least 5 points worse in {worse} of {len(compared)} cells")
+    shown = [f"{statistics.fmean(values):.1f} % {where}" for where, values in means.items() if values]
+    sentences = [f"{name}, mean over the cells: {', '.join(shown)}."] if shown else []
+    if agreements:
+        sentences.append(f"Compared with the printed numbers, {', and '.join(agreements)}.")
+    return " ".join(sentences)
+
+
+def _known(values: Sequence[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
 
 
 def to_markdown(results: Results) -> str:
