@@ -36,6 +36,11 @@ class Group:
     """The settings in which the groups differ; a name as shown to readers."""
     runs: tuple[FinishedRun, ...]
 
+    @property
+    def repeats_seeds(self) -> bool:
+        """Whether several runs have the same seed: of different releases, or copies. Deviations are then too small."""
+        return len({run.config.seed for run in self.runs}) < len(self.runs)
+
     def values(self, figure: str) -> list[float]:
         """A figure of each run in which it is defined; for names see the values of `simulation.metrics.FIGURES`."""
         found = ({**run.summary, **run.summary["detection"]}.get(figure) for run in self.runs)
