@@ -104,7 +104,7 @@ def test_size_gap_and_shift_place_the_bars():
     assert white == {(row, column) for row in (2, 7) for column in (2, 3, 4, 5, 6, 11, 12, 13, 14, 15)}
 
 
-@pytest.mark.parametrize("given", [{"size": 14, "gap": 1}, {"gap": 27}, {"shift": 19}, {"size": 0}])
+@pytest.mark.parametrize("given", [{"size": 14, "gap": 1}, {"gap": 27}, {"shift": 19}])
 def test_bars_that_do_not_fit_are_refused(given):
     with pytest.raises(ConfigError, match="do not fit 28x28"):
         enlisted("dba", with_pictures(Mnist(), 1, 28), **given)

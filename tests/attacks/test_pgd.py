@@ -20,7 +20,7 @@ ENGINES = pytest.mark.parametrize("engine", [LoopEngine, BatchedEngine])
 
 
 @ENGINES
-@pytest.mark.parametrize("radius", [0.0, 0.05])
+@pytest.mark.parametrize("radius", [None, 0.05])
 @pytest.mark.parametrize("steps", [1, 7])
 def test_a_model_that_would_leave_the_ball_ends_on_its_surface(patches, start, engine, radius, steps):
     recipe = dataclasses.replace(RECIPE, lr=0.5, steps=steps)

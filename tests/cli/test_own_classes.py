@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from g2uardfl import aggregators, attacks, tasks
@@ -9,6 +12,7 @@ from g2uardfl.simulation.config import RunConfig
 from helpers.plugins import separate_modules as separate_modules
 from helpers.runs import timeless_rounds
 
+DOCS = Path(__file__).parents[2] / "docs"
 pytestmark = pytest.mark.usefixtures("separate_modules")
 
 RULE = '''
@@ -156,3 +160,14 @@ def test_worker_processes_find_classes_in_files(cli, files, tmp_path):
         result = cli("run", *NAMES, *FEW, "--engine", engine, "--out", engine)
         assert result.status == 0, result.stderr
     assert timeless_rounds(tmp_path / "workers") == timeless_rounds(tmp_path / "loop")
+
+
+@pytest.mark.parametrize(
+    ("page", "name"), [("defences", "Smallest"), ("attacks", "Copycats"), ("own-task", "Vibration")], ids=lambda x: x
+)
+def test_the_class_on_each_page_of_the_documentation_keeps_the_contract(cli, tmp_path, page, name):
+    text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
+    code = re.findall(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)[0]
+    (tmp_path / f"documented_{name.lower()}.py").write_text(code, encoding="utf-8")
+    result = cli("check", f"documented_{name.lower()}.py:{name}")
+    assert result.status == 0, result.stdout

@@ -73,6 +73,13 @@ def test_only_a_table_writes_a_page_unless_one_is_asked_for(cli, runs, tmp_path)
     assert (tmp_path / "compare.html").exists()
 
 
+def test_several_runs_with_one_seed_are_pointed_out(cli, runs, tmp_path):
+    assert "one seed" not in cli("compare", runs, "--format", "md").stderr
+    record = round_record(1, c1="accepted")
+    write_run(tmp_path / "runs/again", [record], attack="black_box", seed=1)
+    assert "several runs with one seed" in cli("compare", runs, "--format", "md").stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

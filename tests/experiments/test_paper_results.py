@@ -9,7 +9,7 @@ import statistics
 import pytest
 
 from g2uardfl.core.errors import StateError
-from g2uardfl.experiments.paper.rendering import SMOKE, blocks, conclusion, to_latex, to_markdown
+from g2uardfl.experiments.paper.rendering import SMOKE, blocks, command, conclusion, to_latex, to_markdown
 from g2uardfl.experiments.paper.results import FIGURES, Results, RunResult, notable
 from g2uardfl.experiments.paper.table import load
 from g2uardfl.report.page import svg
@@ -108,7 +108,7 @@ def test_results_read_from_their_csv_give_the_same_pages(tmp_path):
     path = tmp_path / "effectiveness.csv"
     path.write_text(results.to_csv(), encoding="utf-8")
     again = Results.from_csv(TABLE, path)
-    assert to_markdown(again, "command") == to_markdown(results, "command")
+    assert to_markdown(again) == to_markdown(results)
     assert to_latex(again) == to_latex(results)
     assert svg(figure(again)) == svg(figure(results))
     assert again.to_csv() == results.to_csv()
@@ -121,22 +121,35 @@ def test_a_csv_of_another_table_is_one_clear_error(tmp_path):
         Results.from_csv(load("pmr"), path)
 
 
-def test_the_conclusion_counts_cells_near_the_printed_asr():
+def test_the_conclusion_has_the_means_over_the_cells_and_counts_worse_ones():
+    higher = {"mnist": 20.0, "cifar10": 4.0, "sentiment140": -30.0, "reddit": 0.0}
+    cells = [cell for cell in TABLE.cells if cell.labels[0] in ("No defense", "G²uardFL")]
     runs = [
-        run(cell, variant, asr=(cell.printed["asr"] or 0) + (20.0 if cell.labels[1] == "mnist" else 4.0))
-        for cell in TABLE.cells
+        run(cell, variant, asr=cell.printed["asr"] + higher[cell.labels[1]])
+        for cell in cells
         for variant in cell.variants
-        if variant == "paper"
+        if variant != "default"
     ]
-    found = conclusion(Results(TABLE, runs, [cell for cell in TABLE.cells if cell.labels[0] == "G²uardFL"]))
-    assert found.startswith("With `profile=paper`, ASR is at most 5 points above the printed value in 3 of 4 cells")
-    assert "the highest is 30.0 %" in found
+    with_guard = statistics.fmean([9.98 + 20, 10.61 + 4, 7.92 - 30, 0.0])
+    without = statistics.fmean([98.18 + 20, 96.16 + 4, 100 - 30, 100.0])
+    assert conclusion(Results(TABLE, runs, cells)) == (
+        f"ASR, mean over the cells: {without:.1f} % without a defence, {with_guard:.1f} % with `profile=paper`. "
+        "Compared with the printed numbers, `profile=paper` is at least 5 points worse in 1 of 4 cells."
+    )
+
+
+def test_the_conclusion_about_detection_is_its_f1_which_is_worse_where_it_is_lower():
+    table = load("detection")
+    cells = [cell for cell in table.cells if cell.labels == ("G²uardFL", "mnist")]
+    found = conclusion(Results(table, [run(cells[0], "paper", f1=60.0), run(cells[0], "default", f1=99.0)], cells))
+    assert "F1, mean over the cells: 60.0 % with `profile=paper`, 99.0 % with `profile=default`." in found
+    assert "`profile=paper` is at least 5 points worse in 1 of 1 cells, and `profile=default` is" in found
 
 
 def test_every_artefact_of_a_smoke_run_says_so_and_none_of_another_does(tmp_path):
     for scale in ("smoke", "paper"):
         results, folder = everything(scale), tmp_path / scale
-        paths = write_pages(results, folder, "command")
+        paths = write_pages(results, folder)
         assert sorted(path.suffix for path in paths) == [".csv", ".html", ".md", ".svg", ".tex"]
         for path in paths:
             text = path.read_text(encoding="utf-8")
@@ -145,8 +158,8 @@ def test_every_artefact_of_a_smoke_run_says_so_and_none_of_another_does(tmp_path
 
 
 def test_figures_of_a_smoke_run_are_not_compared_with_the_papers():
-    assert "▲" not in to_markdown(everything("smoke", asr=100.0), "command")
-    assert "▲" in to_markdown(everything("paper", asr=100.0), "command")
+    assert "▲" not in to_markdown(everything("smoke", asr=100.0))
+    assert "▲" in to_markdown(everything("paper", asr=100.0))
 
 
 def test_latex_has_one_table_for_each_task_and_escapes_what_latex_reads():
@@ -157,8 +170,16 @@ def test_latex_has_one_table_for_each_task_and_escapes_what_latex_reads():
 
 
 def test_the_page_states_command_rounds_seeds_and_commit():
-    text = to_markdown(everything(), "g2uardfl reproduce effectiveness")
-    assert "`g2uardfl reproduce effectiveness`: 2 local steps, 600 rounds, seeds 0, commit abc123." in text
+    text = to_markdown(everything())
+    command = "g2uardfl reproduce effectiveness --scale paper --seeds 1 --rounds 600"
+    assert f"`{command}`: 2 local steps, 600 rounds, seeds 0, commit abc123." in text
+
+
+def test_the_command_of_a_part_names_its_tasks_and_local_epochs():
+    cells = [cell for cell in TABLE.cells if cell.labels[1] == "cifar10"]
+    runs = [dataclasses.replace(run(cells[0], seed=seed), local="epochs", rounds=300) for seed in (0, 1)]
+    expected = "g2uardfl reproduce effectiveness --scale paper --local epochs --only cifar10 --seeds 2 --rounds 300"
+    assert command(Results(TABLE, runs, cells)) == expected
 
 
 def test_curves_are_drawn_and_kept_in_the_csv(tmp_path):

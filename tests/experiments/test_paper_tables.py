@@ -174,7 +174,7 @@ def test_changes_take_precedence():
 
 
 def test_an_unknown_table_is_one_clear_error():
-    with pytest.raises(ConfigError, match="no table 'efectiveness': choose from effectiveness, "):
+    with pytest.raises(ConfigError, match="there is no table 'efectiveness': did you mean effectiveness"):
         load("efectiveness")
 
 

@@ -48,6 +48,13 @@ def test_the_hash_depends_on_every_setting_but_not_on_the_machine(tmp_path):
     assert first == third
 
 
+@pytest.mark.parametrize("own", [{}, {"seed": 1}])
+def test_runs_that_differ_in_the_seed_have_the_hashes_they_have_alone(tmp_path, own):
+    configs = [RunConfig(**TINY, defense="g2uardfl", defense_settings=own, seed=seed) for seed in (0, 1)]
+    together = [path.name[-8:] for path, _ in plan(configs, tmp_path)]
+    assert together == [path.name[-8:] for config in configs for path, _ in plan([config], tmp_path)]
+
+
 def test_repeated_configs_are_one_run(tmp_path):
     sweep = Sweep([RunConfig(), RunConfig(), RunConfig(pmr=0.25)], tmp_path)
     assert len(sweep.runs) == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from g2uardfl import aggregators, attacks
@@ -42,7 +44,8 @@ def test_an_attack_made_from_the_resolved_config_has_the_same_settings(attack, t
     again = Simulation(read_again(simulation.config, tmp_path))
     assert again.config == simulation.config
     assert again.attack.configuration() == simulation.attack.configuration()
-    assert simulation.attack.configuration().items() <= simulation.config.attack_settings.items()
+    settings = {name: value for name, value in simulation.attack.configuration().items() if value is not None}
+    assert settings == simulation.config.attack_settings
 
 
 def test_the_tasks_own_values_of_an_attack_are_resolved():
@@ -66,6 +69,12 @@ def test_the_seed_of_a_defence_follows_the_run_unless_it_is_given(tmp_path):
     config = config_of(defense="flame", seed=4)
     assert "seed" not in config.defense_settings
     assert config_of(defense="flame", seed=4, defense_settings={"seed": 9}).defense_settings["seed"] == 9
+
+
+def test_an_attack_without_a_last_round_goes_on_when_a_config_is_run_for_more_rounds(tmp_path):
+    longer = dataclasses.replace(read_again(config_of(attack="pgd"), tmp_path), rounds=5)
+    assert Simulation(longer).malicious(5)
+    assert not Simulation(dataclasses.replace(longer, attack_until=4)).malicious(5)
 
 
 def test_a_run_from_its_own_config_is_the_same_run(tmp_path):

@@ -99,7 +99,7 @@ def test_every_engine_has_the_result_of_the_loop(engine):
 
 @pytest.mark.parametrize(("rounds", "expected"), [(10, "LoopEngine"), (100_000, "WorkerEngine")])
 def test_the_engine_is_chosen_by_the_work_of_the_whole_run(rounds, expected):
-    engine = Simulation(dataclasses.replace(SMALL, rounds=rounds, workers=1, engine="auto")).engine
+    engine = Simulation(dataclasses.replace(SMALL, rounds=rounds, workers=2, engine="auto")).engine
     try:
         assert type(engine).__name__ == expected
     finally:

@@ -22,7 +22,7 @@ import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
-from ..core.settings import number
+from ..core.settings import number, optional_number
 from ..training.local import Recipe
 from .base import Model, Turn, moved
 from .black_box import DataPoisoning
@@ -33,7 +33,7 @@ class ConstrainAndScaleSettings:
     """The settings of `ConstrainAndScale`, which describes them."""
 
     alpha: float = number(0.5, 0, 1)
-    scale: float = number(0.0, 0, math.inf)
+    scale: float | None = optional_number(0, math.inf, above=True)
     epoch_factor: float = number(7.5, 1, 1000)
     lr_factor: float = number(1.0, 0, 1000, above=True)
 
@@ -46,7 +46,8 @@ class ConstrainAndScale(DataPoisoning):
     alpha
         α: the weight of the task's loss; the distance has weight 1 - α (default: 0.5).
     scale
-        The factor by which updates are scaled; 0 means the factor that replaces the average (default: 0.0).
+        The factor by which updates are scaled; None means the factor that replaces the average
+        (default: None).
     epoch_factor
         The number of epochs, or steps, relative to honest clients (default: 7.5).
     lr_factor
@@ -69,7 +70,7 @@ class ConstrainAndScale(DataPoisoning):
         self,
         *,
         alpha: float = ConstrainAndScaleSettings.alpha,
-        scale: float = ConstrainAndScaleSettings.scale,
+        scale: float | None = ConstrainAndScaleSettings.scale,
         epoch_factor: float = ConstrainAndScaleSettings.epoch_factor,
         lr_factor: float = ConstrainAndScaleSettings.lr_factor,
     ) -> None:
@@ -87,7 +88,7 @@ class ConstrainAndScale(DataPoisoning):
 
     def submissions(self, turn: Turn, trained: Mapping[Hashable, Model]) -> Mapping[int, Model]:
         """The scaled updates."""
-        factor = self.settings.scale or turn.replacement_factor
+        factor = turn.replacement_factor if self.settings.scale is None else self.settings.scale
         return {
             member.client: moved(turn.global_weights, trained[member.client], factor, self.parameters)
             for member in turn.members

@@ -17,13 +17,12 @@ Deliberate differences from the original code:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from ..core.errors import ConfigError
-from ..core.settings import number
+from ..core.settings import number, optional_number
 from ..tasks.base import Task
 from ..training.local import Recipe
 from .trigger import TriggerAttack
@@ -36,9 +35,9 @@ BARS = 4
 class DBASettings:
     """The settings of `DBA`, which describes them."""
 
-    size: int = number(-1, -1, 1000)
-    gap: int = number(-1, -1, 1000)
-    shift: int = number(-1, -1, 1000)
+    size: int | None = optional_number(1, 1000, integer=True)
+    gap: int | None = optional_number(0, 1000, integer=True)
+    shift: int | None = optional_number(0, 1000, integer=True)
     target: int = number(2, 0, 10**9)
     epoch_factor: int = number(3, 1, 1000)
 
@@ -46,16 +45,16 @@ class DBASettings:
 class DBA(TriggerAttack):
     """Each attacker trains on its own pictures, a share `pdr` of them with its bar and the target label.
 
-    For `size`, `gap` and `shift`, -1 means the task's own value: {4, 2, 0} for MNIST and {6, 3, 0} for CIFAR-10.
+    For `size`, `gap` and `shift`, None means the task's own value: {4, 2, 0} for MNIST and {6, 3, 0} for CIFAR-10.
 
     Parameters
     ----------
     size
-        The length of a bar in pixels (default: -1).
+        The length of a bar in pixels (default: None).
     gap
-        The distance between bars in pixels, in both directions (default: -1).
+        The distance between bars in pixels, in both directions (default: None).
     shift
-        The distance of the first bar from the corner in pixels (default: -1).
+        The distance of the first bar from the corner in pixels (default: None).
     target
         The attacker's target label for pictures with the trigger (default: 2).
     epoch_factor
@@ -77,9 +76,9 @@ class DBA(TriggerAttack):
     def __init__(
         self,
         *,
-        size: int = DBASettings.size,
-        gap: int = DBASettings.gap,
-        shift: int = DBASettings.shift,
+        size: int | None = DBASettings.size,
+        gap: int | None = DBASettings.gap,
+        shift: int | None = DBASettings.shift,
         target: int = DBASettings.target,
         epoch_factor: int = DBASettings.epoch_factor,
     ) -> None:
@@ -88,16 +87,13 @@ class DBA(TriggerAttack):
     def enlist(self, task: Task, team: Sequence[int]) -> None:
         """Compute the positions of the bars; refuse bars that do not fit the pictures."""
         super().enlist(task, team)
-        given = (self.settings.size, self.settings.gap, self.settings.shift)
-        self._trigger = tuple(own if own >= 0 else usual for own, usual in zip(given, self.pixels.dba, strict=True))
+        usual = dict(zip(("size", "gap", "shift"), self.pixels.dba, strict=True))
+        missing = {name: value for name, value in usual.items() if getattr(self.settings, name) is None}
+        self.settings = replace(self.settings, **missing)
+        self._trigger = size, gap, shift = self.settings.size, self.settings.gap, self.settings.shift
         height, width = task.train.x.shape[-2:]
-        size, gap, shift = self._trigger
-        if shift + 2 * size + gap > width or shift + 2 + gap > height or size < 1:
+        if shift + 2 * size + gap > width or shift + 2 + gap > height:
             raise ConfigError(f"dba: bars of size {size}, gap {gap}, shift {shift} do not fit {height}x{width} pixels")
-
-    def configuration(self) -> dict[str, Any]:
-        """The settings, with the task's trigger where none is given."""
-        return {**super().configuration(), **dict(zip(("size", "gap", "shift"), self._trigger, strict=True))}
 
     def draw(self, pictures: Tensor, client: int | None) -> None:
         """One bar for a client; all four for the whole trigger."""

@@ -19,11 +19,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from ..core.settings import choice, number
+from ..core.settings import choice, optional_number
+from ..tasks.base import Task
 from ..training.local import Recipe
 from .base import Attack, Model, Turn, moved
 from .black_box import DataPoisoning
@@ -33,7 +33,7 @@ from .black_box import DataPoisoning
 class PGDSettings:
     """The settings of `PGD`, which describes them."""
 
-    radius: float = number(0.0, 0, math.inf)
+    radius: float | None = optional_number(0, math.inf, above=True)
 
 
 class PGD(DataPoisoning):
@@ -42,8 +42,8 @@ class PGD(DataPoisoning):
     Parameters
     ----------
     radius
-        ε, the radius of the ball; 0 means the task's own, which is the G²uardFL paper's: 0.2 for MNIST, 1 for CIFAR-10,
-        2 for text (default: 0.0).
+        ε, the radius of the ball; None means the task's own, which is the G²uardFL paper's: 0.2 for MNIST, 1 for
+        CIFAR-10, 2 for text (default: None).
 
     Notes
     -----
@@ -58,16 +58,18 @@ class PGD(DataPoisoning):
     summary = "poisoned training within a ball around the global model"
     Settings = PGDSettings
 
-    def __init__(self, *, radius: float = PGDSettings.radius) -> None:
+    def __init__(self, *, radius: float | None = PGDSettings.radius) -> None:
         super().__init__(radius=radius)
 
-    def configuration(self) -> dict[str, Any]:
-        """The settings, with the task's radius where none is given."""
-        return {**super().configuration(), "radius": self.settings.radius or self.task.pgd_radius}
+    def enlist(self, task: Task, team: Sequence[int]) -> None:
+        """Take the task's radius where none is given."""
+        super().enlist(task, team)
+        if self.settings.radius is None:
+            self.settings = dataclasses.replace(self.settings, radius=task.pgd_radius)
 
     def recipe(self, honest: Recipe) -> Recipe:
         """Honest training within the ball."""
-        return dataclasses.replace(honest, radius=self.configuration()["radius"])
+        return dataclasses.replace(honest, radius=self.settings.radius)
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class PGDReplacement(PGD):
     Parameters
     ----------
     radius
-        ε, the radius of the ball; 0 means the task's own (default: 0.0).
+        ε, the radius of the ball; None means the task's own (default: None).
     share
         The share of the round's samples that the factor compensates for: that of all attackers together ("team"), or
         each attacker's own ("own") (default: "team").
@@ -101,7 +103,9 @@ class PGDReplacement(PGD):
     summary = "PGD, then scaled to replace the average"
     Settings = ReplacementSettings
 
-    def __init__(self, *, radius: float = ReplacementSettings.radius, share: str = ReplacementSettings.share) -> None:
+    def __init__(
+        self, *, radius: float | None = ReplacementSettings.radius, share: str = ReplacementSettings.share
+    ) -> None:
         # The constructor of PGD takes no share.
         Attack.__init__(self, radius=radius, share=share)
 

@@ -55,21 +55,20 @@ def compare(
     from ..experiments.results import grouped, read_runs
     from ..report.page import write_report
 
-    writers = {
-        "csv": comparison.to_csv,
-        "json": comparison.to_json,
-        "md": comparison.to_markdown,
-        "latex": comparison.to_latex,
-    }
-    if format_ not in comparison.FORMATS:
-        raise ConfigError(f"--format {format_}: choose one of {', '.join(comparison.FORMATS)}")
+    if format_ not in ("table", *comparison.WRITERS):
+        raise ConfigError(f"--format {format_}: choose one of table, {', '.join(comparison.WRITERS)}")
     chosen = comparison.chosen_figures(figures or [])
     finished, unfinished = read_runs(runs)
     groups = grouped(finished, by_seed=by_seed)
     if format_ == "table":
         print_groups(Console(), groups, chosen)
     else:
-        typer.echo(writers[format_](groups, chosen), nl=False)
+        typer.echo(comparison.WRITERS[format_](groups, chosen), nl=False)
+    if any(group.repeats_seeds for group in groups):
+        typer.echo(
+            "some rows hold several runs with one seed (copies, or of different releases): deviations are too small",
+            err=True,
+        )
     if unfinished:
         typer.echo(f"left out {len(unfinished)} unfinished, the first is {unfinished[0]}", err=True)
     if out or format_ == "table":

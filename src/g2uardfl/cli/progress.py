@@ -77,7 +77,7 @@ class PretrainingProgress:
         if not self._progress.console.is_terminal and (now - self._printed > _LINE_SECONDS or done == total):
             self._printed = now
             seconds = (now - self._began) / max(1, done - self._first) * (total - done)
-            left = f", about {duration(seconds)} left" if self._first < done < total else ""
+            left = f" (about {duration(seconds)} left)" if self._first < done < total else ""
             self._progress.console.print(f"{_PRETRAINING}: {100 * done // total} %{left}", highlight=False)
         if done == total:
             self._bar = None

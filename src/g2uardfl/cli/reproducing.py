@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import shlex
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
 
     from ..experiments.paper.rendering import Block
     from ..experiments.paper.results import Results
+    from ..experiments.paper.theorem import Check
 
 
 def register(app: typer.Typer) -> None:
@@ -75,7 +75,7 @@ def reproduce(
     from rich.console import Console
 
     from ..core.errors import ConfigError
-    from ..experiments.paper.reproduction import Reproduction, sweep_of
+    from ..experiments.paper.reproduction import Reproduction, sweep_of, theorem_checks
     from ..experiments.paper.results import Results
     from ..experiments.paper.table import TABLES, load
     from .sweep import run_sweep
@@ -87,15 +87,20 @@ def reproduce(
     if results is not None:
         if len(loaded) > 1:
             raise ConfigError("--results is the CSV file of one table: name that table alone")
-        _show(console, Results.from_csv(loaded[0], results), pages or results.parent)
+        read = Results.from_csv(loaded[0], results)
+        _show(console, read, pages or results.parent, theorem_checks(results.parent, read.stated("scale"), make=False))
         return
+    for label in only or []:
+        if not any(table.has_label(label) for table in loaded):
+            known = dict.fromkeys(label for table in loaded for labels in table.axes.values() for label in labels)
+            raise ConfigError(f"--only {label}: there is no such label; choose from {', '.join(known)}")
     changes: dict[str, Any] = {"device": device, "data_dir": "" if data_dir is None else str(data_dir)}
     if rounds is not None:
         changes["rounds"] = rounds
     parts = [
         Reproduction(
             table, scale=scale, local=local, seeds=seeds, changes=changes,
-            only=[label for label in only or [] if len(loaded) == 1 or table.has_label(label)],
+            only=[label for label in only or [] if table.has_label(label)],
         )
         for table in loaded
     ]  # fmt: skip
@@ -107,7 +112,8 @@ def reproduce(
     missing = []
     for part, own in zip(parts, paths, strict=True):
         measured = part.results(own)
-        _show(console, measured, folder, scale)
+        checks = theorem_checks(folder, scale, make=not finished) if part.table.has_theorem else []
+        _show(console, measured, folder, checks)
         missing += [f"{part.table.name}: {cell}" for cell in measured.missing]
     for cell in missing:
         typer.echo(f"missing: {cell}", err=True)
@@ -116,13 +122,11 @@ def reproduce(
         raise typer.Exit(1)
 
 
-def _show(console: Console, results: Results, folder: Path, scale: str = "") -> None:
+def _show(console: Console, results: Results, folder: Path, checks: Sequence[Check]) -> None:
     """Print a table and write its pages."""
     from ..experiments.paper.rendering import SMOKE, blocks, conclusion
-    from ..experiments.paper.reproduction import theorem_checks
     from ..report.reproduction import write_pages
 
-    checks = theorem_checks(folder, scale) if results.table.has_theorem and scale else []
     shown = [_table(results, block) for block in blocks(results)]
     wide = console.options.update(max_width=10_000)
     if any(console.measure(table, options=wide).minimum > console.width for table in shown):
@@ -132,7 +136,7 @@ def _show(console: Console, results: Results, folder: Path, scale: str = "") -> 
     if results.is_smoke:
         console.print(f"[bold red]{SMOKE}[/bold red]")
     console.print(conclusion(results))
-    written = write_pages(results, folder, shlex.join(["g2uardfl", *sys.argv[1:]]), checks)
+    written = write_pages(results, folder, checks)
     console.print(f"Wrote {', '.join(str(path) for path in written)}", highlight=False)
 
 

@@ -47,7 +47,7 @@ class SweepProgress:
         self._rounds = sum(self._left.values())
         self._count = len(jobs)
         self._ended = 0
-        self._done = 0
+        self._done: int | None = None  # the number of rounds since the first one of all runs
         self._began = self._printed = time.monotonic()
 
     def __enter__(self) -> SweepProgress:
@@ -62,8 +62,9 @@ class SweepProgress:
 
     def on_round(self, job: Job, record: dict[str, Any]) -> None:
         """Advance the bar of the run."""
-        if not self._done:
+        if self._done is None:
             self._began = time.monotonic()
+            self._done = -1
         left = job.config.rounds - record["round"]
         # The first rounds of a continued run were finished before.
         self._done += self._left[job.path] - left if job.path in self._running else 1

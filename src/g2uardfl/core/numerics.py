@@ -18,6 +18,8 @@ Array = npt.NDArray[np.float64]
 _SAMPLE_SIZE = 1 << 13
 """The minimum number of sampled values that bracket a quantile. A larger sample costs more to sort, and leaves fewer
 values to partition."""
+_VALUES_PER_SAMPLE, _MAX_SAMPLE_SIZE = 32, 1 << 16
+"""How many values of a very long row there are for each sampled one, and the largest sample."""
 _PARTITION_LIMIT = 2 * _SAMPLE_SIZE
 """The number of columns up to which whole rows are partitioned. In a longer row the sample holds at most half of the
 values, so that sorting it can save work."""
@@ -32,10 +34,9 @@ launches and more memory."""
 def row_quantiles(matrix: Tensor, quantiles: Sequence[float]) -> Array:
     """The `quantiles` of each row, interpolated linearly between neighbours as `numpy.quantile` does.
 
-    Long rows are not sorted. An evenly spaced sample gives a first estimate of each quantile. The number of values
-    below the estimate corrects its rank in the sample, and the sampled values around that rank bracket the quantile.
-    Only values inside the bracket are partitioned. If the counts show that the bracket misses the quantile, the whole
-    row is partitioned, so that the result is exact for any data.
+    Long rows are not sorted. Two values of an evenly spaced sample bracket each quantile. One pass over blocks that
+    stay in the cache counts the values below each bracket and collects those inside; only these are partitioned. If the
+    counts show that a bracket misses its quantile, the whole row is partitioned: the result is exact for any data.
 
     >>> row_quantiles(torch.tensor([[3.0, 1.0, 2.0, 10.0]]), [0.5])
     array([[2.5]])
@@ -61,28 +62,39 @@ def _neighbours_by_sampling(
     row: npt.NDArray[np.floating], quantiles: Sequence[float], pairs: npt.NDArray[np.int_]
 ) -> npt.NDArray[np.floating]:
     """The two neighbours of each quantile in a long row, from their ranks (`pairs`)."""
-    sample = np.sort(row[:: len(row) // _SAMPLE_SIZE])
+    sample = np.sort(row[:: len(row) // min(max(len(row) // _VALUES_PER_SAMPLE, _SAMPLE_SIZE), _MAX_SAMPLE_SIZE)])
+    brackets = [_bracket(sample, quantile) for quantile in quantiles]
+    below, counts = np.zeros((2, len(brackets)), dtype=int)
+    inside: list[list[npt.NDArray[np.floating]]] = [[] for _ in brackets]
+    for start in range(0, len(row), _CHUNK_COLUMNS):
+        values = row[start : start + _CHUNK_COLUMNS]
+        for k, (low, high) in enumerate(brackets):
+            lower = values < low
+            below[k] += np.count_nonzero(lower)
+            within = lower ^ (values <= high)
+            if low < high:
+                inside[k].append(values[within])
+            counts[k] += len(inside[k][-1]) if low < high else np.count_nonzero(within)
     neighbours = np.empty(pairs.shape, row.dtype)
-    for k, (quantile, pair) in enumerate(zip(quantiles, pairs, strict=True)):
-        estimate = round(quantile * (len(sample) - 1))
-        shift = (pair[0] - np.count_nonzero(row < sample[estimate])) * len(sample) / len(row)
-        # About four standard deviations of the number of sampled values between the estimate and the quantile. The
-        # margin only affects speed: a wider bracket holds more values, a narrower one misses the quantile more often.
-        margin = 4.0 * np.sqrt(abs(shift)) + 4
-        first, last = int(estimate + shift - margin), int(estimate + shift + margin) + 1
-        low = sample[min(first, len(sample) - 1)] if first >= 0 else -np.inf
-        high = sample[max(last, 0)] if last < len(sample) else np.inf
-        inside = row >= low
-        pair_inside = pair - (len(row) - np.count_nonzero(inside))
-        inside &= row <= high
-        if pair_inside[0] < 0 or pair_inside[1] >= np.count_nonzero(inside):
+    for k, pair in enumerate(pairs):
+        place = pair - below[k]
+        if place[0] < 0 or place[1] >= counts[k]:
             neighbours[k] = np.partition(row, pair)[pair]
-        elif low == high:
-            # One value fills the bracket, such as zero where most parameters did not change.
-            neighbours[k] = low
-        else:
-            neighbours[k] = np.partition(row[inside], pair_inside)[pair_inside]
+        elif inside[k]:
+            neighbours[k] = np.partition(np.concatenate(inside[k]), place)[place]
+        else:  # One value fills the bracket, such as zero where most parameters did not change.
+            neighbours[k] = brackets[k][0]
     return neighbours.reshape(-1)
+
+
+def _bracket(sample: npt.NDArray[np.floating], quantile: float) -> tuple[float, float]:
+    """Two sampled values that the quantile is most probably between; infinite where the sample ends."""
+    rank = quantile * (len(sample) - 1)
+    # 4.5 standard deviations of the quantile's rank in a random sample. The margin only affects speed: a wider bracket
+    # holds more values, a narrower one misses the quantile more often.
+    margin = 4.5 * np.sqrt(quantile * (1 - quantile) * len(sample)) + 4
+    first, last = int(rank - margin), int(rank + margin) + 1
+    return sample[first] if first >= 0 else -np.inf, sample[last] if last < len(sample) else np.inf
 
 
 @dataclass(frozen=True)

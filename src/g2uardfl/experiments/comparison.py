@@ -15,7 +15,6 @@ from ..core.errors import ConfigError
 from ..simulation.metrics import FIGURES
 from .results import Group
 
-FORMATS = ("table", "csv", "json", "md", "latex")
 _LATEX = str.maketrans({character: f"\\{character}" for character in "&%$#_{}"})
 
 
@@ -108,6 +107,10 @@ def to_latex(groups: Sequence[Group], figures: dict[str, str]) -> str:
         f"\\begin{{tabular}}{{{'l' * words}{'r' * (len(headings) - words)}}}\n\\toprule\n{line(headings)}\\midrule\n"
         f"{''.join(map(line, rows))}\\bottomrule\n\\end{{tabular}}\n"
     )
+
+
+WRITERS = {"csv": to_csv, "json": to_json, "md": to_markdown, "latex": to_latex}
+"""Name of a format -> the function that writes it."""
 
 
 def _seeds(group: Group) -> str:

@@ -36,6 +36,11 @@ class Group:
     """The settings in which the groups differ; a name as shown to readers."""
     runs: tuple[FinishedRun, ...]
 
+    @property
+    def repeats_seeds(self) -> bool:
+        """Whether several runs have the same seed: of different releases, or copies. Deviations are then too small."""
+        return len({run.config.seed for run in self.runs}) < len(self.runs)
+
     def values(self, figure: str) -> list[float]:
         """A figure of each run in which it is defined; for names see the values of `simulation.metrics.FIGURES`."""
         found = ({**run.summary, **run.summary["detection"]}.get(figure) for run in self.runs)
@@ -99,7 +104,7 @@ def shown_settings(configs: Sequence[RunConfig], *, with_seed: bool = False) -> 
     columns: dict[str, list[Any]] = {key: [shown(config) for config in configs] for key, shown in NAMED.items()}
     columns = {key: names for key, names in columns.items() if len(set(names)) > 1}
     follows = {key for key in _FROM_TASK if _is_function(found.get(key, []), [config.task for config in configs])}
-    if all(config.attack_until == config.rounds for config in configs):
+    if all(config.attack_until in (None, config.rounds) for config in configs):
         follows.add("attack_until")
     columns |= {key: values for key, values in found.items() if key not in (*NAMED, PROFILE, *follows)}
     if not columns:

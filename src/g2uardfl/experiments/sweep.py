@@ -121,7 +121,7 @@ def plan(configs: Sequence[RunConfig], out: Path) -> list[tuple[Path, RunConfig]
 
     Raises `ConfigError` for the first config that cannot be run.
     """
-    resolved = [_resolved(config) for config in configs]
+    resolved = _all_resolved(configs)
     digests = [config_digest(config) for config in resolved]
     distinct = dict(zip(digests, resolved, strict=True))
     existing = {path.name[-_HASH_LENGTH:]: path for path in sorted(out.glob(f"*-{'[0-9a-f]' * _HASH_LENGTH}"))}
@@ -143,6 +143,18 @@ def _names(configs: Sequence[RunConfig]) -> list[str]:
         )[:_NAME_LENGTH]
         for one in settings
     ]
+
+
+def _all_resolved(configs: Sequence[RunConfig]) -> list[RunConfig]:
+    """Each config with all settings; those that differ in the seed alone are resolved once, as that can load data."""
+    known: dict[str, RunConfig] = {}
+    resolved = []
+    for config in configs:
+        key = repr(config if "seed" in config.defense_settings else dataclasses.replace(config, seed=0))
+        if key not in known:
+            known[key] = _resolved(config)
+        resolved.append(dataclasses.replace(known[key], seed=config.seed))
+    return resolved
 
 
 def _resolved(config: RunConfig) -> RunConfig:

@@ -7,7 +7,17 @@ from pathlib import Path
 
 from ..core.files import atomic_write
 from ..experiments.paper import theorem
-from ..experiments.paper.rendering import NAMES, SMOKE, blocks, conclusion, legend, origin, to_latex, to_markdown
+from ..experiments.paper.rendering import (
+    NAMES,
+    SMOKE,
+    blocks,
+    command,
+    conclusion,
+    legend,
+    origin,
+    to_latex,
+    to_markdown,
+)
 from ..experiments.paper.results import FIGURES, Results, tasks_of
 from ..experiments.paper.table import Cell
 from .charts import PERCENT, Axis, Figure, Key, Mark, Panel, box, circle, series_style
@@ -25,7 +35,7 @@ _ROW, _LABEL = 15.0, 250.0
 """The height of a row, and the width of its label."""
 
 
-def write_pages(results: Results, folder: Path, command: str, checks: Sequence[theorem.Check] = ()) -> list[Path]:
+def write_pages(results: Results, folder: Path, checks: Sequence[theorem.Check] = ()) -> list[Path]:
     """Write a table as Markdown, CSV, LaTeX, SVG and HTML; returns the files.
 
     Parameters
@@ -34,18 +44,16 @@ def write_pages(results: Results, folder: Path, command: str, checks: Sequence[t
         What was measured.
     folder
         Where to write.
-    command
-        The command that made the results.
     checks
         The checks of Theorem 1 that belong to the table (default: none).
     """
     drawn = figure(results)
     contents = {
         "csv": results.to_csv(),
-        "md": to_markdown(results, command) + ("\n" + theorem.to_markdown(checks) if checks else ""),
+        "md": to_markdown(results) + ("\n" + theorem.to_markdown(checks) if checks else ""),
         "tex": to_latex(results),
         "svg": svg(drawn),
-        "html": _page(results, drawn, command, checks),
+        "html": _page(results, drawn, checks),
     }
     folder.mkdir(parents=True, exist_ok=True)
     written = []
@@ -126,14 +134,14 @@ def _curves(results: Results) -> Figure:
     return Figure(results.table.name, results.table.title, [panel], keys, "The first seed of each cell.", columns=1)
 
 
-def _page(results: Results, drawn: Figure, command: str, checks: Sequence[theorem.Check]) -> str:
+def _page(results: Results, drawn: Figure, checks: Sequence[theorem.Check]) -> str:
     """The page as HTML, without external parts."""
     return page_parts(
         "table.html",
         title=results.table.title,
         warning=f"{SMOKE}." if results.is_smoke else "",
         sentences=[conclusion(results)],
-        command=command,
+        command=command(results),
         origin=origin(results),
         blocks=blocks(results),
         figure=drawn,

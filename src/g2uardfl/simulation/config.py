@@ -74,7 +74,7 @@ class RunConfig:
     """The fraction of clients that leave permanently, or join, at a random round."""
     attack_from: int = number(1, 1, math.inf)
     """The first round in which malicious clients attack; before it they train honestly."""
-    attack_until: int = optional_number(1, math.inf, integer=True)
+    attack_until: int | None = optional_number(1, math.inf, integer=True)
     """The last round in which malicious clients attack; by default the last round of the run."""
     defend_from: int = number(1, 1, math.inf)
     """The first round in which the defence aggregates; before it the server uses FedAvg."""
@@ -113,7 +113,6 @@ class RunConfig:
             raise ConfigError("sample_limit would separate samples from their groups: use partition='dirichlet'")
         names = ["clients", "per_round", "lr", "batch_size", "lr_decay", "momentum", "weight_decay"]
         usual = {name: getattr(defaults, name) for name in names}
-        usual["attack_until"] = self.rounds
         if self.local_steps is None:
             usual["local_epochs"] = defaults.local_epochs
         config = dataclasses.replace(self, **{n: value for n, value in usual.items() if getattr(self, n) is None})
@@ -132,7 +131,7 @@ class RunConfig:
                     f"{name}={getattr(self, name)} is after the last round (rounds={self.rounds}): "
                     f"lower {name} or run more rounds"
                 )
-        if self.attack_until < self.attack_from:
+        if self.attack_until is not None and self.attack_until < self.attack_from:
             raise ConfigError(
                 f"attack_until={self.attack_until} is before attack_from={self.attack_from}: there would be no attack"
             )

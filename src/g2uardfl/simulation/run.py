@@ -184,7 +184,8 @@ class Simulation:
     def malicious(self, round_number: int) -> frozenset[int]:
         """The clients that the attacker controls in a round; none outside the rounds of the attack."""
         config = self.config
-        is_attacked = config.attack_from <= round_number <= config.attack_until
+        last = config.rounds if config.attack_until is None else config.attack_until
+        is_attacked = config.attack_from <= round_number <= last
         return self.schedule.malicious if self.attack.attacks and is_attacked else frozenset()
 
     def honest_job(self, round_number: int, client: int) -> Job:

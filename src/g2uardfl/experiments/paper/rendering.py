@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .results import FIGURES, Measured, Results, notable, tasks_of
-from .table import GUARD, Cell
+from .table import GUARD, PROFILES, TABLES, Cell
 
 NAMES = {"mnist": "MNIST", "cifar10": "CIFAR-10", "sentiment140": "Sentiment-140", "reddit": "Reddit"}
 """Tasks as the paper writes them."""
@@ -112,36 +113,41 @@ def legend(results: Results) -> list[str]:
 
 
 def conclusion(results: Results) -> str:
-    """How far the measured figures of the guard agree with the printed ones, in one or two sentences."""
+    """The mean over all cells without and with the guard, and how far it agrees with the printed numbers."""
     if results.is_smoke:
         return f"{len(results.cells)} cells, {len(results.missing)} of them missing."
-    sentences = []
-    for variant in ("paper", "default"):
-        pairs = [
-            (printed, mean)
-            for cell in results.cells
-            if variant in cell.variants
-            for printed in [cell.printed.get("asr")]
-            for mean in [results.measured(cell, variant).mean("asr")]
-            if isinstance(printed, float) and mean is not None
-        ]
-        if pairs:
-            close = sum(notable(printed, mean) <= 0 for printed, mean in pairs)
-            largest = max(mean for _, mean in pairs)
-            sentences.append(
-                f"With `profile={variant}`, ASR is at most 5 points above the printed value in {close} of {len(pairs)} "
-                f"cells; the highest is {largest:.1f} %."
-            )
-    return " ".join(sentences) or "The paper prints no ASR for these cells."
+    figures = results.table.figures
+    figure = "asr" if "asr" in figures else figures[-1]
+    name = FIGURES[figure].removesuffix(" %")
+    without = [results.measured(cell, "").mean(figure) for cell in results.cells if "No defense" in cell.labels]
+    means = {"without a defence": _known(without)}
+    agreements = []
+    for variant in PROFILES:
+        cells = [cell for cell in results.cells if variant in cell.variants]
+        found = [(cell.printed[figure], results.measured(cell, variant).mean(figure)) for cell in cells]
+        means[f"with `profile={variant}`"] = _known([mean for _, mean in found])
+        compared = [(printed, mean) for printed, mean in found if isinstance(printed, float) and mean is not None]
+        worse = sum(notable(*pair) == (1 if figure == "asr" else -1) for pair in compared)
+        if compared:
+            agreements.append(f"`profile={variant}` is at least 5 points worse in {worse} of {len(compared)} cells")
+    shown = [f"{statistics.fmean(values):.1f} % {where}" for where, values in means.items() if values]
+    sentences = [f"{name}, mean over the cells: {', '.join(shown)}."] if shown else []
+    if agreements:
+        sentences.append(f"Compared with the printed numbers, {', and '.join(agreements)}.")
+    return " ".join(sentences)
 
 
-def to_markdown(results: Results, command: str) -> str:
+def _known(values: Sequence[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def to_markdown(results: Results) -> str:
     """The page of a table: conclusion, table, drawing, and how it was made."""
     table = results.table
     lines = [f"# {table.title}", ""]
     if results.is_smoke:
         lines += [f"**{SMOKE}.**", ""]
-    lines += [conclusion(results), "", f"`{command}`: {origin(results)}.", ""]
+    lines += [conclusion(results), "", f"`{command(results)}`: {origin(results)}.", ""]
     for block in blocks(results):
         lines += [f"## {block.task}", ""] if block.task else []
         rule = ["---"] * block.labels + ["---:"] * (len(block.headings) - block.labels)
@@ -165,6 +171,21 @@ def to_latex(results: Results) -> str:
         text += "".join([*head, line(block.headings), "\\midrule\n", *map(line, block.rows)])
         text += "\\bottomrule\n\\end{tabular}\n"
     return text
+
+
+def command(results: Results) -> str:
+    """The command that makes these results, whatever parts they were made in."""
+    table = results.table
+    options = ["--scale", results.stated("scale")]
+    if results.stated("local") != "steps":
+        options += ["--local", results.stated("local")]
+    tasks = [task for task, _ in tasks_of(results)]
+    if "task" in table.axes and len(tasks) < len(table.axes["task"]):
+        options += ["--only", *tasks]
+    if not results.is_smoke:
+        options += ["--seeds", str(1 + max((run.seed for run in results.runs), default=0))]
+        options += ["--rounds", results.stated("rounds")]
+    return " ".join(["g2uardfl reproduce", table.name if table.name in TABLES else f"{table.name}.toml", *options])
 
 
 def origin(results: Results) -> str:

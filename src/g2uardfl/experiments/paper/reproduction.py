@@ -29,7 +29,8 @@ class Reproduction:
     local
         "steps" or "epochs": how the paper's "2 local gradient descent steps" are read (default: "steps").
     only
-        Labels; on each axis that has one of them, the others are left out (default: all cells).
+        Labels; on each axis that has one of them, the others are left out; labels that the table does not have are
+        ignored (default: all cells).
     seeds
         The number of seeds; None means that of the table, or 1 for a smoke run (default: None).
     changes
@@ -102,8 +103,8 @@ def sweep_of(parts: Sequence[Reproduction], out: str | Path, jobs: int = 1) -> t
     return sweep, [list(itertools.islice(paths, len(part.configs))) for part in parts]
 
 
-def theorem_checks(folder: Path, scale: str) -> list[theorem.Check]:
-    """The checks of Theorem 1, from a file in `folder` if it has them already."""
+def theorem_checks(folder: Path, scale: str, *, make: bool = True) -> list[theorem.Check]:
+    """The checks of Theorem 1, from a file in `folder` if it has them already; otherwise made now, or none at all."""
     path = folder / f"theorem-{scale}.csv"
     fields = dataclasses.fields(theorem.Check)
     if path.exists():
@@ -111,6 +112,8 @@ def theorem_checks(folder: Path, scale: str) -> list[theorem.Check]:
         with path.open(newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
         return [theorem.Check(**{item.name: kinds[str(item.type)](row[item.name]) for item in fields}) for row in rows]
+    if not make:
+        return []
     found = theorem.checks(scale)
     folder.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="", encoding="utf-8") as file:
@@ -121,15 +124,8 @@ def theorem_checks(folder: Path, scale: str) -> list[theorem.Check]:
 
 
 def _selected(table: Table, only: Sequence[str]) -> list[Cell]:
-    wanted: dict[str, set[str]] = {}
-    for label in only:
-        axes = [axis for axis, labels in table.axes.items() if label in labels]
-        if not axes:
-            known = ", ".join(label for labels in table.axes.values() for label in labels)
-            raise ConfigError(f"--only {label}: the table {table.name} has no such label; choose from {known}")
-        wanted.setdefault(axes[0], set()).add(label)
-    rules = [(list(table.axes).index(axis), labels) for axis, labels in wanted.items()]
-    return [cell for cell in table.cells if all(cell.labels[index] in labels for index, labels in rules)]
+    wanted = [(index, {label for label in only if label in labels}) for index, labels in enumerate(table.axes.values())]
+    return [cell for cell in table.cells if all(cell.labels[index] in labels for index, labels in wanted if labels)]
 
 
 def _require(name: str, value: str, known: Sequence[str]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from ...core.errors import ConfigError
 from ...core.settings import build
+from ...core.text import suggestion
 from ...simulation.config import RunConfig, with_setting
 from ...simulation.metrics import defense_score
 
@@ -186,7 +187,7 @@ def load(name: str) -> Table:
         return Table(name, values, shared, _rows(printed))
     path = Path(name)
     if path.suffix != ".toml":
-        raise ConfigError(f"there is no table {name!r}: choose from {', '.join(TABLES)}, all, or name a .toml file")
+        raise ConfigError(f"there is no table {name!r}: {suggestion(name, [*TABLES, 'all'])} (or name a .toml file)")
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
         beside = path.with_suffix(".csv")

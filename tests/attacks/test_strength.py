@@ -1,6 +1,6 @@
 """Without a defence every attack plants its backdoor within 30 rounds on small data, and accuracy stays.
 
-`benchmarks/attack_strength.py` measures full runs on the paper's data.
+`g2uardfl reproduce robustness --scale paper --only "No defense"` measures full runs on the paper's data.
 """
 
 from __future__ import annotations
