@@ -12,7 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from g2uardfl.core.layout import Layer
-from g2uardfl.defense.agreement.sketches import _folded, _folded_together, directions, mean_cosine, sketch_layout
+from g2uardfl.defense.agreement.sketches import (
+    _folded,
+    _folded_together,
+    cosines_with_others,
+    directions,
+    sketch_layout,
+)
+from helpers.graphs import drawn_sketches
 from helpers.sketches import buckets_of
 
 WIDTH = 16
@@ -233,20 +240,13 @@ def test_directions_do_not_depend_on_the_number_of_threads():
     assert np.array_equal(*found)
 
 
-@settings(deadline=None)
-@given(seed=st.integers(0, 2**32 - 1), count=st.integers(0, 6), layers=st.integers(1, 3), common=st.floats(0, 3))
-def test_the_mean_cosine_is_the_mean_over_all_pairs_and_layers(seed, count, layers, common):
-    rng = np.random.default_rng(seed)
-    sketches = rng.normal(size=(count, layers, 8)) + common * rng.normal(size=(layers, 8))
-    sketches /= np.linalg.norm(sketches, axis=-1, keepdims=True)
-    cosines = [
-        float(first[layer] @ second[layer])
-        for place, first in enumerate(sketches)
-        for second in sketches[place + 1 :]
-        for layer in range(layers)
-    ]
-    expected = statistics.fmean(cosines) if cosines else 0.0
-    assert mean_cosine(sketches.astype(np.float32)) == pytest.approx(expected, abs=1e-5)
+@given(clients=st.integers(2, 7), layers=st.integers(1, 3), seed=st.integers(0, 2**32 - 1))
+def test_the_cosine_with_the_others_is_the_mean_over_pairs_and_layers(clients, layers, seed):
+    sketches = drawn_sketches(seed, clients, layers, 8, common=0.5)
+    for one, found in enumerate(cosines_with_others(sketches)):
+        others = [other for other in range(clients) if other != one]
+        cosines = [dot(sketches[one, layer], sketches[other, layer]) for other in others for layer in range(layers)]
+        assert found == pytest.approx(statistics.fmean(cosines), abs=1e-6)
 
 
 @pytest.mark.parametrize("sizes", [(1,), (WIDTH,), (5, 3 * WIDTH + 2, 40 * WIDTH)])

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from g2uardfl.defense.agreement.similarity import new_edges
 from g2uardfl.defense.agreement.window import Window
+from helpers.graphs import drawn_sketches
 
 
 def numbered(number, clients):
@@ -62,7 +64,7 @@ def test_keeping_some_submissions_drops_the_others_from_every_field(sizes, data)
     window.keep(kept)
     after = list(zip(window.clients, window.rounds, window.sketches[:, 0, 0].tolist(), strict=True))
     assert after == [one for one, stays in zip(before, kept, strict=True) if stays]
-    assert len(window.accepted) == len(after)
+    assert len(window.accepted) == len(window.edges) == len(after)
 
 
 def test_clients_are_numbered_in_the_order_of_their_first_submission():
@@ -72,14 +74,57 @@ def test_clients_are_numbered_in_the_order_of_their_first_submission():
     assert window.client_numbers().tolist() == [0, 1, 1, 2, 0]
 
 
+client_ids = st.lists(st.integers(0, 8), min_size=1, max_size=6, unique=True)
+
+
+def add_round(window: Window, number: int, clients) -> None:
+    """A round of random sketches, of which the first is accepted."""
+    window.add(number, list(clients), drawn_sketches(number, len(clients), 2, 16))
+    window.note_accepted(np.arange(len(clients)) == 0)
+
+
+@settings(max_examples=40, deadline=None)
+@given(sizes=st.lists(client_ids, min_size=1, max_size=8), limit=st.integers(1, 25))
+def test_the_edges_of_two_rounds_are_those_of_a_new_graph_of_the_window_when_the_later_one_came(sizes, limit):
+    window, rows = Window(limit), {}
+    for number, clients in enumerate(sizes, start=1):
+        add_round(window, number, clients)
+        names = list(zip(window.rounds, window.clients, strict=True))
+        _, people = np.unique(window.clients, return_inverse=True)
+        anew = new_edges(window.sketches, people, window.rounds)
+        for i, row in zip(names[-len(clients) :], anew, strict=True):
+            rows |= {frozenset([i, j]): edge for j, edge in zip(names, row, strict=True)}
+        expected = [[rows[frozenset([i, j])] for j in names] for i in names]
+        np.testing.assert_allclose(window.edges, expected, atol=1e-6)
+
+
+def test_names_of_clients_make_no_difference():
+    windows = [Window(20), Window(20)]
+    for number in range(1, 5):
+        for window, prefix in zip(windows, "ab", strict=True):
+            add_round(window, number, [f"{prefix}{(number * place) % 9}" for place in (1, 2, 4, 5)])
+    assert np.array_equal(windows[0].edges, windows[1].edges)
+    assert np.array_equal(*(window.client_numbers() for window in windows))
+
+
 @pytest.mark.parametrize("rounds", [0, 3])
-def test_a_restored_window_equals_the_saved_one(rounds):
+def test_a_restored_window_continues_bit_for_bit(rounds):
     window, restored = Window(10), Window(10)
     for number in range(rounds):
-        window.add(number, [np.int64(number), f"{number}"], numbered(number, 2))
-        window.note_accepted(np.array([True, False]))
+        add_round(window, number, [number, f"{number}", 9])
     restored.restore(window.state())
-    assert restored.clients == window.clients
-    assert restored.rounds == window.rounds
-    assert restored.accepted.tolist() == window.accepted.tolist()
-    assert np.array_equal(restored.sketches, window.sketches)
+    for one in (window, restored):
+        add_round(one, rounds, [1, "0", 9, 4])
+    for name in ("clients", "rounds"):
+        assert getattr(window, name) == getattr(restored, name)
+    for name in ("sketches", "edges", "accepted", "renewed"):
+        assert np.array_equal(getattr(window, name), getattr(restored, name))
+
+
+def test_a_saved_window_whose_parts_differ_in_number_is_refused():
+    window = Window(10)
+    add_round(window, 1, [1, 2, 3])
+    state = window.state()
+    state.values["rounds"].pop()
+    with pytest.raises(ValueError, match="differ in number"):
+        Window(10).restore(state)
