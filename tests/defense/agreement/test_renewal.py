@@ -71,7 +71,7 @@ def test_a_restored_renewal_continues_as_the_saved_one(rounds):
     assert secrets.renewals > 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     rounds=st.lists(st.lists(st.booleans(), min_size=1, max_size=12), min_size=20, max_size=60),
     limit=st.integers(1, 25),
@@ -117,10 +117,10 @@ def test_an_interrupted_renewal_starts_anew():
     assert window.clients == ["c", "d"]
 
 
-# Whole guards. Their secrets serve two windows of 60 submissions, so that the first renewal takes rounds 13 to 18.
+# Whole guards. Their secrets serve two windows of 30 submissions, so that the first renewal takes rounds 7 to 9.
 
-SETTINGS = {"window": 60, "rollback": False, "eliminate": False}
-FIRST_UNDER_THE_NEXT = 19
+SETTINGS = {"window": 30, "rollback": False}
+FIRST_UNDER_THE_NEXT = 10
 
 
 @pytest.fixture
@@ -146,16 +146,16 @@ def test_slow_attackers_are_detected_before_during_and_after_a_renewal(short_liv
     guard = G2uardFL(seed=0, **SETTINGS)
     results = slow_attack(guard, 2 * FIRST_UNDER_THE_NEXT + 4)
     assert guard.observer.secrets.renewals == 2
-    around = results[FIRST_UNDER_THE_NEXT - 9 :]
+    around = results[3:]
     assert [decisions(result) for result in around] == [ALL_REFUSED] * len(around)
-    assert all("similar to" in next(iter(result.verdicts.values())).reason for result in around)
+    assert all("its update is similar" in next(iter(result.verdicts.values())).reason for result in around)
 
 
 def test_a_guard_that_forgets_at_the_renewal_does_not_detect_them(short_lived):
     """The detection after a renewal is due to what is remembered."""
     guard = G2uardFL(seed=0, **SETTINGS)
     model = slow_attack(guard, FIRST_UNDER_THE_NEXT - 1)[-1].weights
-    guard.construction.window.keep(np.zeros(60, dtype=bool))
+    guard.construction.window.keep(np.zeros(30, dtype=bool))
     [result] = slow_attack(guard, 1, model, FIRST_UNDER_THE_NEXT)
     assert decisions(result) == "a" * 10
 
@@ -167,7 +167,7 @@ def test_a_replay_equals_the_run_across_a_renewal(short_lived, tmp_path):
     record = Record.load(tmp_path / "record")
     numbers = [int(one["renewals"]) for one in record.rounds]
     assert numbers == [0] * (FIRST_UNDER_THE_NEXT - 1) + [1] * 4
-    assert [one["renewed_directions"].shape[1] for one in record.rounds] == [0] * 12 + [3] * 6 + [0] * 4
+    assert [one["renewed_directions"].shape[1] for one in record.rounds] == [0] * 6 + [3] * 3 + [0] * 4
     # The guard of the replay has another secret, which it does not use.
     again = G2uardFL(**SETTINGS)
     for result, observation in zip(results, record.rounds, strict=True):
@@ -175,8 +175,7 @@ def test_a_replay_equals_the_run_across_a_renewal(short_lived, tmp_path):
         assert again.judge(observation) == expected
 
 
-@pytest.mark.parametrize("seed", [3, None])
-@pytest.mark.parametrize("when", [10, 15, 18])
+@pytest.mark.parametrize(("when", "seed"), [(5, 3), (7, None), (9, 3)])
 def test_a_guard_saved_before_or_in_a_renewal_continues_bit_for_bit(seed, when, short_lived, tmp_path):
     guard = G2uardFL(seed=seed, **SETTINGS)
     model = slow_attack(guard, when)[-1].weights
@@ -193,13 +192,12 @@ def test_a_guard_saved_before_or_in_a_renewal_continues_bit_for_bit(seed, when, 
 
 def test_the_same_seed_renews_at_the_same_time_to_the_same_secret(short_lived):
     guards = [G2uardFL(seed=seed, **SETTINGS) for seed in (4, 4, 5)]
-    first, second, other = ([decisions(one) for one in slow_attack(guard, 20)] for guard in guards)
+    first, second, _ = ([decisions(one) for one in slow_attack(guard, 10)] for guard in guards)
     windows = [guard.construction.window for guard in guards]
     assert first == second
     assert [window.renewals for window in windows] == [1, 1, 1]
     assert np.array_equal(windows[0].sketches, windows[1].sketches)
     assert not np.array_equal(windows[0].sketches, windows[2].sketches)
-    assert len(other) == 20
 
 
 def test_a_construction_of_ones_own_that_keeps_one_sketch_only_never_sees_another_secret():

@@ -18,7 +18,7 @@ def slow_edges(sketches, people, rounds) -> np.ndarray:
     count, layers = sketches.shape[:2]
     new = [i for i in range(count) if rounds[i] == rounds[-1]]
     pairs = [(i, j) for i in new for j in range(count) if people[i] != people[j]]
-    total = {pair: 0.0 for pair in pairs}
+    total = dict.fromkeys(pairs, 0.0)
     for layer in range(layers):
         rest = {(i, j): float(np.dot(*sketches[[i, j], layer].astype(np.float64))) for i, j in pairs}
         for number in set(rounds):
