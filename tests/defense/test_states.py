@@ -168,7 +168,7 @@ def test_a_refused_state_leaves_the_guard_as_it_was(profile):
 
 @each_profile
 def test_a_restored_guard_keeps_its_settings_and_takes_the_saved_seed(profile):
-    changed = {"default": {"false_alarm_rate": 0.01, "window": 50}, "paper": {"score_step": 0.25, "min_clusters": 3}}
+    changed = {"default": {"false_alarm_rate": 0.1, "window": 50}, "paper": {"score_step": 0.25, "min_clusters": 3}}
     guard = G2uardFL(profile, seed=1, **QUICK[profile], **changed[profile])
     before = guard.configuration()
     guard.restore(guard_after_rounds(profile).state())

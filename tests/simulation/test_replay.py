@@ -132,9 +132,9 @@ def test_a_run_with_another_rule_can_be_replayed_with_either_profile(tmp_path):
 
 
 def test_settings_are_those_of_the_run_unless_another_profile_is_chosen(tmp_path):
-    _, record = recorded_run(tmp_path, seed=7, defense_settings={"window": 40, "false_alarm_rate": 0.01})
+    _, record = recorded_run(tmp_path, seed=7, defense_settings={"window": 40, "false_alarm_rate": 0.1})
     recorded = with_recorded_settings(record, {})
-    assert (recorded["seed"], recorded["window"], recorded["false_alarm_rate"]) == (7, 40, 0.01)
+    assert (recorded["seed"], recorded["window"], recorded["false_alarm_rate"]) == (7, 40, 0.1)
     assert with_recorded_settings(record, {"window": 50}) == {**recorded, "window": 50}
     assert with_recorded_settings(record, {"profile": "paper"}) == {"seed": 7, "profile": "paper"}
 
