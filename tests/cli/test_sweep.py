@@ -57,6 +57,7 @@ def test_a_dry_run_lists_the_runs_and_writes_nothing(cli, tmp_path):
         (["--defense", "krum,malicious=1"], "krum against none: unknown setting 'malicious'"),
         (["--set", "pmr"], "key=value,value"),
         (["--jobs", "0"], "jobs=0"),
+        (["--device", "abacus"], "device='abacus' is not available"),
         (["--log", "nowhere"], "unknown tracker 'nowhere'"),
     ],
 )

@@ -140,6 +140,10 @@ class ModelLayout:
         return int(self.layers[-1].columns.stop)
 
     @cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset(entry.name for entry in self.entries)
+
+    @cached_property
     def parameters(self) -> list[Entry]:
         """The trainable parameters that are not empty."""
         return [entry for entry in self.entries if entry.kind == "parameter" and entry.size]
@@ -180,11 +184,10 @@ class ModelLayout:
         """
         if not isinstance(weights, Mapping):
             raise BadWeightsError(f"sent a {type(weights).__name__} instead of named arrays")
-        names = {entry.name for entry in self.entries}
         missing = [entry.name for entry in self.entries if entry.name not in weights]
         if missing:
             raise BadWeightsError(f"sent no {_abbreviated(missing)}")
-        extra = [name for name in weights if name not in names]
+        extra = [name for name in weights if name not in self._names]
         if extra:
             raise BadWeightsError(f"sent {_abbreviated(extra)}, which the model does not have")
         return {entry.name: _checked(entry, weights) for entry in self.entries}

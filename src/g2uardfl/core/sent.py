@@ -271,7 +271,7 @@ class SentUpdates:
 
 
 def _flat(value: object, device: torch.device) -> Tensor:
-    tensor = value.detach() if isinstance(value, Tensor) else as_tensor(value)
+    tensor = value if isinstance(value, Tensor) and not value.requires_grad else as_tensor(value)
     return tensor.reshape(-1) if tensor.device == device else tensor.to(device).reshape(-1)
 
 

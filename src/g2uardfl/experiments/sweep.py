@@ -17,6 +17,7 @@ from ..core.errors import ConfigError
 from ..simulation.central import Progress
 from ..simulation.checkpoint import config_digest
 from ..simulation.config import RunConfig
+from ..simulation.environment import usable_device
 from ..simulation.naming import attack_name, defense_name
 from ..simulation.run import Simulation
 from ..simulation.samples import limit_samples
@@ -76,6 +77,9 @@ class Sweep:
         if jobs < 1:
             raise ConfigError(f"jobs={jobs} is not allowed: use at least 1")
         trackers.create_all(logs)  # an unknown name is an error now, not in each run
+        if ray is None:
+            for device in {config.device for config in configs}:
+                usable_device(device)
         planned = plan(configs, Path(out))
         self.paths = [path for path, _ in planned]
         self.runs = [Job(config, path, record, time_limit, tuple(logs)) for path, config in dict(planned).items()]

@@ -113,7 +113,7 @@ def test_the_order_of_clients_does_not_matter(drawn, random):
 @given(clients, st.floats(-5, 5))
 def test_a_factor_of_all_updates_changes_no_z_score(drawn, log_factor):
     shapes = np.array(drawn)[:, :2]
-    moved = shapes + [log_factor, 0.0]
+    moved = shapes + np.array([log_factor, 0.0])
     np.testing.assert_allclose(*(z_scores(UsualShapes(), one, allowed=NEVER) for one in (shapes, moved)), atol=1e-9)
 
 
