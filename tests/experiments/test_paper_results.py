@@ -175,11 +175,11 @@ def test_the_page_states_command_rounds_seeds_and_commit():
     assert f"`{command}`: 2 local steps, 600 rounds, seeds 0, commit abc123." in text
 
 
-def test_the_command_of_a_part_names_its_tasks_and_local_epochs():
-    cells = [cell for cell in TABLE.cells if cell.labels[1] == "cifar10"]
+def test_the_command_of_a_part_names_its_labels_and_local_epochs():
+    cells = [cell for cell in TABLE.cells if cell.labels in (("No defense", "cifar10"), ("RFA", "cifar10"))]
     runs = [dataclasses.replace(run(cells[0], seed=seed), local="epochs", rounds=300) for seed in (0, 1)]
-    expected = "g2uardfl reproduce effectiveness --scale paper --local epochs --only cifar10 --seeds 2 --rounds 300"
-    assert command(Results(TABLE, runs, cells)) == expected
+    options = "--scale paper --local epochs --only 'No defense' RFA cifar10 --seeds 2 --rounds 300"
+    assert command(Results(TABLE, runs, cells)) == f"g2uardfl reproduce effectiveness {options}"
 
 
 def test_curves_are_drawn_and_kept_in_the_csv(tmp_path):

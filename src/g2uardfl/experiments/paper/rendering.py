@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -179,13 +180,16 @@ def command(results: Results) -> str:
     options = ["--scale", results.stated("scale")]
     if results.stated("local") != "steps":
         options += ["--local", results.stated("local")]
-    tasks = [task for task, _ in tasks_of(results)]
-    if "task" in table.axes and len(tasks) < len(table.axes["task"]):
-        options += ["--only", *tasks]
+    only = []
+    for index, labels in enumerate(table.axes.values()):
+        present = {cell.labels[index] for cell in results.cells}
+        only += [label for label in labels if label in present and len(present) < len(labels)]
+    if only:
+        options += ["--only", *only]
     if not results.is_smoke:
         options += ["--seeds", str(1 + max((run.seed for run in results.runs), default=0))]
         options += ["--rounds", results.stated("rounds")]
-    return " ".join(["g2uardfl reproduce", table.name if table.name in TABLES else f"{table.name}.toml", *options])
+    return shlex.join(["g2uardfl", "reproduce", table.name if table.name in TABLES else f"{table.name}.toml", *options])
 
 
 def origin(results: Results) -> str:
