@@ -153,6 +153,14 @@ def test_two_planted_groups_are_flagged_together(strengths, seeds):
         assert flagged(found_in(graph)) == [*members[0], *members[1]]
 
 
+def test_of_one_to_three_groups_as_many_are_flagged_as_have_the_highest_lead():
+    """The second group would be found alone; together they lead the rest by less than the first leads the second."""
+    weak = range(30, 40), 2.5
+    for seed in range(3):
+        assert flagged(found_in(planted(120, seed, weak))) == list(weak[0])
+        assert flagged(found_in(planted(120, seed, (range(12), 15.0), weak))) == list(range(12))
+
+
 def test_a_submission_belongs_to_at_most_one_group():
     found = found_in(planted(80, 0, (range(8), 6.0), (range(6, 14), 6.0)))
     assert found
@@ -216,10 +224,13 @@ def test_a_majority_is_flagged_only_if_the_setting_allows_it():
     assert flagged(found_in(graph, share=0.6)) == list(range(36))
 
 
-@pytest.mark.parametrize(("clients", "found"), [(3, False), (6, False), (7, True), (9, True)])
-def test_five_other_clients_at_least_must_remain(clients, found):
+@pytest.mark.parametrize(
+    ("clients", "attackers", "found"), [(3, 1, 0), (6, 2, 0), (7, 2, 2), (8, 4, 0), (9, 4, 4), (12, 8, 0)]
+)
+def test_five_other_clients_at_least_must_remain(clients, attackers, found):
     for seed in range(5):
-        assert flagged(found_in(planted(clients, seed, (range(2), 40.0)), share=1.0)) == ([0, 1] if found else [])
+        graph = planted(clients, seed, (range(attackers), 40.0))
+        assert flagged(found_in(graph, share=1.0)) == list(range(found))
 
 
 @pytest.mark.parametrize("clients", [1, 2, 3])

@@ -55,7 +55,7 @@ class GroupClustering(Clustering[SubmissionGraph, Prior, GroupClusters]):
         )
         labels = np.zeros(len(evidence.nodes), dtype=np.int64)
         membership = np.zeros(len(evidence.nodes))
-        for label, group in reversed(list(enumerate(groups, start=1))):
+        for label, group in enumerate(groups, start=1):
             labels[group.members] = label
             membership = np.maximum(membership, group.belonging)
         return GroupClusters(labels, membership, tuple(groups))

@@ -67,9 +67,7 @@ class RobustStepAndRollback(Elimination[SubmissionGraph, AgreementJudgement]):
         # While clients learn the same, attackers do so, too, and too much would be lost.
         if not self.settings.rollback or judgement.learning > 0:
             return None
-        accepted = evidence.accepted.copy()
-        accepted[evidence.here] = judgement.accepted
-        poisoned = accepted & (judgement.membership > _CERTAIN)
+        poisoned = evidence.accepted & (judgement.membership > _CERTAIN)
         return self.snapshots.before(set(evidence.rounds[poisoned].tolist()))
 
     def state(self) -> SavedState:
