@@ -13,7 +13,7 @@ from g2uardfl.simulation.run import Simulation
 pytestmark = pytest.mark.slow
 
 
-def finished(guard: G2uardFL | None = None, rounds: int = 20, **settings) -> Simulation:
+def finished(guard: G2uardFL | None = None, rounds: int = 15, **settings) -> Simulation:
     config = RunConfig(defense="g2uardfl", engine="loop", rounds=rounds, evaluate_every=rounds, **settings)
     simulation = Simulation(config, *([guard] if guard else []))
     simulation.run()
