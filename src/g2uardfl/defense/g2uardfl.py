@@ -59,7 +59,8 @@ class G2uardFL(Guard):
         who knows the seed can hide an attack. None draws a secret from the operating system, which is kept in the
         saved state only (default: None).
     sketch_width
-        (`default` profile) How many numbers are kept of each layer of an update (default: 512).
+        (`default` profile) How many numbers are kept of each layer of an update; of more than 16 layers 16
+        times as many in all (default: 512).
     window
         (`default` profile) How many submissions of the last rounds are remembered (default: 300).
     false_alarm_rate

@@ -206,3 +206,10 @@ def test_a_construction_of_ones_own_that_keeps_one_sketch_only_never_sees_anothe
         guard.observer.learn(Evidence(1, ("a",), np.ones(1), ("a",), np.zeros((1, 1))))
     assert guard.observer.secrets.renewals == 0
     assert not guard.observer.secrets.is_renewing
+
+
+@pytest.mark.parametrize(("layers", "width"), [(1, 64), (16, 64), (32, 32), (64, 16), (256, 16)])
+def test_models_of_many_layers_have_narrower_sketches(layers, width):
+    arrays = [Layer(f"layer{number}", slice(20 * number, 20 * number + 20)) for number in range(layers)]
+    (found,) = SketchSecrets(1, 64).layouts(arrays, torch.device("cpu"))
+    assert {one.order.shape[1] for one in found} == {width}

@@ -21,8 +21,8 @@ from .shapes import UsualShapes
 _OUTLIER = 4.0
 """The robust z-score of norm or peak above which an update is flagged."""
 _MIN_SCORE = -0.5
-"""Below this benign score a client is held out even if nothing is found against its update: after three convictions
-in a row, and until about as many clean rounds."""
+"""Below this benign score a client is held out even if nothing is found against its update: a newcomer after three
+submissions in groups of attackers, and until about as many clean rounds."""
 
 
 @dataclass(frozen=True)

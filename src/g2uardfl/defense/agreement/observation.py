@@ -26,7 +26,7 @@ class ObserverSettings:
     """Settings of the sketches."""
 
     sketch_width: int = number(512, 16, 65536)
-    """How many numbers are kept of each layer of an update."""
+    """How many numbers are kept of each layer of an update; of more than 16 layers 16 times as many in all."""
 
     def __post_init__(self) -> None:
         check(self)

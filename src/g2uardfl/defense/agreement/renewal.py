@@ -18,6 +18,11 @@ lifetime costs more: during a renewal, which takes as many submissions as are re
 twice."""
 
 
+_FULL_LAYERS, _MIN_WIDTH = 16, 16
+"""Up to so many layers have sketches of full width, and none a smaller one than this: what remains of a submission is
+bounded for adapters with hundreds of arrays. The errors of many narrow sketches cancel in the mean over the layers."""
+
+
 class SketchSecrets:
     """Which secret is in use, and during a renewal also the next one.
 
@@ -29,7 +34,7 @@ class SketchSecrets:
     secret
         What all secrets are drawn from.
     width
-        The width of the sketches.
+        The width of the sketches. Models of more than `_FULL_LAYERS` layers have smaller ones, of the same total size.
     """
 
     def __init__(self, secret: int, width: int) -> None:
@@ -49,7 +54,8 @@ class SketchSecrets:
         return list(self._layouts.values())
 
     def _draw(self, layers: Sequence[Layer], device: torch.device, number: int) -> SketchLayout:
-        return tuple(one.to(device) for one in sketch_layout(layers, self._width, self._secret, number))
+        width = min(self._width, max(_MIN_WIDTH, _FULL_LAYERS * self._width // max(len(layers), 1)))
+        return tuple(one.to(device) for one in sketch_layout(layers, width, self._secret, number))
 
     def advance(self, submissions: int, remembered: int, renewed: int) -> None:
         """Note that a round was decided.
