@@ -21,6 +21,8 @@ from .rollback import Snapshot, Snapshots
 
 _CERTAIN = 0.99
 """Roll back when an accepted submission belongs to a group of attackers with at least this probability."""
+_LEARNING = 0.5
+"""No model from before clients learnt the same by more than this is restored: too much would be lost."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,9 @@ class RobustStepAndRollback(Elimination[SubmissionGraph, AgreementJudgement]):
             # The clients trained on the model that is given up, so that their updates are of no use.
             nothing = torch.zeros_like(round_.global_vector)
             return Step(nothing, 0 * shares, shares, (_rolled_back(snapshot),), snapshot.model)
-        if self.settings.rollback:
+        if judgement.learning > _LEARNING:
+            self.snapshots.kept.clear()
+        elif self.settings.rollback:
             self.snapshots.add(evidence.round, round_)
         vector = round_.weighted_sum(shares)
         if judgement.learning < 1:

@@ -184,16 +184,21 @@ def _fitted(edges: Array, pairs: Array, person: Numbers, convictions: Array, sta
 
 
 def _scored(edges: Array, pairs: Array, person: Numbers, belonging: Array, largest: int) -> Group | None:
-    """The group of these probabilities; None if it has too few or too many clients, or if they are not similar."""
+    """The group of these probabilities; None if it has too few or too many clients, or if they are not similar.
+
+    A client counts once for its submissions in the group and once for the others: it may have become hostile late.
+    """
     members = belonging > 0.5
-    sizes = np.bincount(person)
-    is_in = np.bincount(person, members) > sizes / 2
-    if not 2 <= is_in.sum() <= min(largest, len(sizes) - 1) or len(sizes) < 4:
+    part = 2 * person + members
+    sizes = np.bincount(part, minlength=2 * int(person.max()) + 2)
+    clients, in_group = len(sizes) // 2, int(np.count_nonzero(sizes[1::2]))
+    if not 2 <= in_group <= min(largest, clients - 1) or clients < 4:
         return None
     strength = float(edges[np.ix_(members, members)].sum()) / int(members.sum())
-    closeness = np.bincount(person, _similarity(edges, pairs, members.astype(np.float64))) / sizes
-    inside, outside = closeness[is_in], closeness[~is_in]
-    variance = (inside.var() * len(inside) + outside.var() * len(outside)) / (len(sizes) - 2)
+    similarity = _similarity(edges, pairs, members.astype(np.float64))
+    closeness = np.bincount(part, similarity, minlength=len(sizes)) / np.maximum(sizes, 1)
+    inside, outside = closeness[1::2][sizes[1::2] > 0], closeness[::2][sizes[::2] > 0]
+    variance = (inside.var() * len(inside) + outside.var() * len(outside)) / (len(inside) + len(outside) - 2)
     separation = (inside.mean() - outside.mean()) / max(math.sqrt(variance), 1e-9)
     if strength <= 0 or separation <= 0:
         return None
