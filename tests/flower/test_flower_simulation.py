@@ -105,15 +105,15 @@ def test_under_attack_the_example_prints_acc_and_asr_within_the_ranges_of_the_re
     assert outside(table(output), "yes") == []
 
     audit = Audit(tmp_path / "out" / "g2uardfl.jsonl")
-    assert [record["round"] for record in audit.rounds] == list(range(1, 21))
+    assert [record["round"] for record in audit.rounds] == list(range(1, 26))
     assert audit.clients == {str(client) for client in range(12)}
     decisions = [[record["verdicts"][str(client)]["decision"] for client in range(12)] for record in audit.rounds]
-    hostile = [one for of_round in decisions[10:] for one in of_round[:3]]
-    honest = [one for number, of_round in enumerate(decisions) for one in of_round[0 if number < 10 else 3 :]]
+    hostile = [one for of_round in decisions[15:] for one in of_round[:3]]
+    honest = [one for number, of_round in enumerate(decisions) for one in of_round[0 if number < 15 else 3 :]]
     assert hostile.count("accepted") <= 0.1 * len(hostile)
     assert honest.count("accepted") >= 0.9 * len(honest)
     for rule in ("fedavg", "g2uardfl"):
-        assert "Last verdict on each client" in (tmp_path / "out" / f"{rule}.html").read_text()
+        assert "<h3>Clients</h3>" in (tmp_path / "out" / f"{rule}.html").read_text()
 
 
 @pytest.mark.slow

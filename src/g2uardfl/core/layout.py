@@ -88,6 +88,7 @@ class Layer:
 class ModelLayout:
     """The position of each parameter of a model in the flat vector.
 
+    >>> import numpy as np
     >>> layout = ModelLayout.of({"fc.weight": np.ones((2, 3), np.float32), "fc.bias": np.ones(2, np.float32)})
     >>> [(layer.name, layer.size) for layer in layout.layers]
     [('fc', 8)]
