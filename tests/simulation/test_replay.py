@@ -291,8 +291,8 @@ def test_the_command_replays_with_recorded_settings_and_changes_those_it_is_give
     status, output, _ = call(digits_record.parent)
     assert status == 0
     assert figures(output) == shown(attacked, {})
-    changed = shown(attacked, {"max_malicious_share": 0.1})
-    assert figures(call(digits_record, "--set", "max_malicious_share=0.1")[1]) == changed != shown(attacked, {})
+    changed = shown(attacked, {"profile": "paper"})
+    assert figures(call(digits_record, "--set", "profile=paper")[1]) == changed != shown(attacked, {})
 
 
 def test_the_command_switches_to_another_profile(call, digits_record, attacked):
