@@ -22,7 +22,7 @@ def rolled_back(tmp_path_factory):
     """A run in which the guard starts with a model under attack, so that it rolls the model back."""
     folder = tmp_path_factory.mktemp("run")
     settings = {"task": "digits", "task_settings": {"wrong_labels": 0.15}, "attack": "black_box", "engine": "loop"}
-    config = RunConfig(**settings, defense="g2uardfl", rounds=30, evaluate_every=30, defend_from=15, seed=3)
+    config = RunConfig(**settings, defense="g2uardfl", rounds=30, evaluate_every=30, defend_from=15, seed=7)
     Simulation(config).run([RunDirectory(folder)])
     return FinishedRun(folder)
 
