@@ -128,3 +128,14 @@ def test_a_saved_window_whose_parts_differ_in_number_is_refused():
     state.values["rounds"].pop()
     with pytest.raises(ValueError, match="differ in number"):
         Window(10).restore(state)
+
+
+def test_a_large_window_is_kept_in_single_precision(monkeypatch):
+    exact, rounded = Window(20), Window(20)
+    for number in range(4):
+        monkeypatch.setattr("g2uardfl.defense.agreement.window._SMALL", 2048)
+        add_round(exact, number, range(5))
+        monkeypatch.setattr("g2uardfl.defense.agreement.window._SMALL", 12)
+        add_round(rounded, number, range(5))
+    assert (exact.edges.dtype, rounded.edges.dtype) == (np.float64, np.float32)
+    np.testing.assert_allclose(rounded.edges, exact.edges, rtol=1e-6)
