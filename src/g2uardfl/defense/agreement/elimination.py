@@ -59,10 +59,11 @@ class RobustStepAndRollback(Elimination[SubmissionGraph, AgreementJudgement]):
             self.snapshots.kept.clear()
         elif self.settings.rollback:
             self.snapshots.add(evidence.round, round_)
-        vector = round_.weighted_sum(shares)
-        if judgement.learning < 1:
-            agreed = consensus(round_.sent, judgement.clipping, self.settings.dissent if judgement.has_history else 0.0)
-            vector = agreed.lerp(vector, judgement.learning)
+        if judgement.learning == 1:
+            return Step(round_.weighted_sum(shares), shares, shares)
+        vector = consensus(round_.sent, judgement.clipping, self.settings.dissent if judgement.has_history else 0.0)
+        if judgement.learning > 0:
+            vector = vector.lerp(round_.weighted_sum(shares), judgement.learning)
         return Step(vector, shares, shares)
 
     def _snapshot_to_restore(self, evidence: SubmissionGraph, judgement: AgreementJudgement) -> Snapshot | None:
