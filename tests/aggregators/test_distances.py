@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from g2uardfl.aggregators._coordinates import sorted_columns
+from g2uardfl.aggregators._coordinates import _network_sorted, sorted_columns
 from g2uardfl.aggregators._distances import krum_scores, squared_distances, update_distances, update_norms
 from g2uardfl.core.layout import ModelLayout
 from g2uardfl.core.updates import SentUpdates, each_block
@@ -84,6 +84,7 @@ def test_every_sequence_of_zeros_and_ones_is_sorted_so_all_numbers_are(clients):
     block = torch.stack([(numbers >> i) & 1 for i in range(clients)]).float()
     ones = block.sum(dim=0)
     expected = torch.stack([ones > clients - 1 - i for i in range(clients)]).float()
+    assert torch.equal(_network_sorted(block), expected)
     assert torch.equal(sorted_columns(block), expected)
 
 

@@ -10,6 +10,8 @@ from torch import Tensor
 _NETWORK_CLIENTS = 16
 """Up to this many clients a sorting network compares whole rows; columns of more clients are sorted one by one. The
 network is several times faster for few clients, and up to 16 the tests can check every case (zero-one principle)."""
+_NETWORK_COLUMNS = 1 << 12
+"""Fewer columns than this are sorted one by one on a CPU: the calls of a network would take longer than its work."""
 
 
 def sorted_columns(block: Tensor) -> Tensor:
@@ -20,9 +22,10 @@ def sorted_columns(block: Tensor) -> Tensor:
             [2., 8.],
             [3., 9.]])
     """
-    if len(block) <= _NETWORK_CLIENTS:
+    on_cpu = block.device.type == "cpu"
+    if len(block) <= _NETWORK_CLIENTS and (block.shape[1] >= _NETWORK_COLUMNS or not on_cpu):
         return _network_sorted(block)
-    if block.device.type != "cpu":
+    if not on_cpu:
         return block.sort(dim=0).values
     # NumPy sorts many short rows several times faster than torch.
     columns = block.numpy().T.copy()

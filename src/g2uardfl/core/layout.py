@@ -2,8 +2,8 @@
 
 A `ModelLayout` describes the global model. It classifies the entries as trainable parameters, statistics (of
 normalisation layers, and arrays that the caller declares as buffers), or counters. It groups the parameters into the
-model's layers (a module's weight and bias together, each layer of an LSTM separately) and assigns consecutive columns
-of the flat vector to each layer.
+model's layers (a module's weight and bias together, as the two matrices of its adapter, and each layer of an LSTM
+separately) and assigns consecutive columns of the flat vector to each layer.
 """
 
 from __future__ import annotations
@@ -41,6 +41,10 @@ _MOVED_COLUMNS = 1 << 20
 """The number of parameters that a thread of `rebuild` adds up at once."""
 _RECURRENT = re.compile(r"_l(\d+)(_reverse)?$")
 """How the parameter names of torch's recurrent modules end: with the number of the layer, and the direction."""
+
+
+_ADAPTER = re.compile(r"(^|\.)lora_(embedding_)?[AB](\.|$)")
+"""What the names of the two matrices of a low-rank adapter (LoRA) have after the name of their module."""
 
 
 @dataclass(frozen=True)
@@ -348,7 +352,13 @@ def _matching(names: Mapping[str, Any], patterns: Sequence[str]) -> set[str]:
 
 
 def _layer_name(name: str) -> str:
-    """The layer of a parameter: its module and, in a recurrent module, the number of the layer."""
+    """The layer of a parameter: its module and, in a recurrent module, the number of the layer.
+
+    >>> [_layer_name(f"decoder.1.q_proj.{matrix}") for matrix in ("lora_A.weight", "lora_B.default.weight", "bias")]
+    ['decoder.1.q_proj', 'decoder.1.q_proj', 'decoder.1.q_proj']
+    """
+    if adapter := _ADAPTER.search(name):
+        return name[: adapter.start()] or "model"
     module, _, leaf = name.rpartition(".")
     recurrent = _RECURRENT.search(leaf)
     if recurrent:

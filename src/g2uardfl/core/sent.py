@@ -170,7 +170,13 @@ class SentUpdates:
     @cached_property
     def norms_and_peaks(self) -> Array:
         """(clients x 2): the norm and the largest absolute value of each update, from one pass over the values."""
-        found = self._measured() if self.device.type == "cpu" else self._measured_in_a_batch()
+        return self._exact(self._measured() if self.device.type == "cpu" else self._measured_in_a_batch())
+
+    def note_measured(self, squares: Array, peaks: Array) -> None:
+        """Squared norms and peaks, where another pass over all values has found them: `norms_and_peaks` needs none."""
+        self.__dict__["norms_and_peaks"] = self._exact(np.column_stack([np.sqrt(squares), peaks]))
+
+    def _exact(self, found: Array) -> Array:
         for client in np.flatnonzero((found[:, 1] > 0) & (found[:, 1] < _EXACT_PEAK)).tolist():
             found[client, 0] = float(torch.linalg.vector_norm(self.row(client), dtype=torch.float64))
         return found
@@ -230,7 +236,6 @@ class SentUpdates:
         for_each(average, range(0, self.shape[1], _MEAN_COLUMNS), batch)
         return result
 
-    @torch.no_grad()
     def _average(self, clients: Sequence[int], steps: Sequence[float], parts: Sequence[_Part], out: Tensor) -> None:
         """Write the mean of some clients' weights to `out`."""
         places = [out[part.place] for part in parts]
@@ -243,7 +248,6 @@ class SentUpdates:
                 else:
                     mean.lerp_(values if values.dtype == self.dtype else values.to(self.dtype), step)
 
-    @torch.no_grad()
     def _subtract(self, client: int, parts: Sequence[_Part], out: Tensor) -> None:
         """Write the update of one client in the columns of `parts` to `out`."""
         arrays = self._arrays[client]

@@ -63,6 +63,8 @@ def each_row(updates: Tensor | SentUpdates, function: Callable[[Tensor], Result]
 def each_block(updates: Tensor | SentUpdates, function: Callable[[Tensor], Tensor]) -> Tensor:
     """One value for each column of `updates`, where `function` maps (clients x columns) to (columns,).
 
+    A block is valid only inside `function`.
+
     >>> each_block(torch.tensor([[1.0, 2.0], [3.0, 5.0]]), lambda block: block.sum(dim=0))
     tensor([4., 7.])
     """
@@ -72,7 +74,8 @@ def each_block(updates: Tensor | SentUpdates, function: Callable[[Tensor], Tenso
 
     def apply(start: int) -> None:
         columns = slice(start, start + size)
-        result[columns] = function(updates[:, columns])
+        with temporary_block(updates, (slice(None), columns)) as block:
+            result[columns] = function(block)
 
     for_each(apply, range(0, parameters, size))
     return result

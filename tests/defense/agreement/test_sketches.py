@@ -11,7 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from g2uardfl.core.layout import Layer
+from g2uardfl.core.layout import Layer, ModelLayout
+from g2uardfl.core.sent import SentUpdates
 from g2uardfl.defense.agreement.sketches import (
     _folded,
     _folded_together,
@@ -254,5 +255,26 @@ def test_the_cosine_with_the_others_is_the_mean_over_pairs_and_layers(clients, l
 def test_the_sums_for_a_gpu_equal_those_of_one_client_after_the_other(sizes, clients):
     updates = torch.from_numpy(random_round(clients, sizes)[0])
     for layer in sketch_layout(layers_of(*sizes), WIDTH, 0):
-        one_by_one = torch.stack([_folded(updates, client, layer) for client in range(clients)])
+        one_by_one = torch.cat([_folded(updates, slice(client, client + 1), layer)[0] for client in range(clients)])
         torch.testing.assert_close(_folded_together(updates, layer), one_by_one, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("sizes", [(2, 70, 5), (600, 3)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_norms_and_peaks_are_measured_in_the_same_pass(sizes, dtype, monkeypatch):
+    """Also of layers that are read in several blocks, and while a secret is renewed."""
+    monkeypatch.setattr("g2uardfl.defense.agreement.sketches._BLOCK_SIZE", 100)
+    layers = layers_of(*sizes)
+    sent, model = random_round(5, sizes, dtype=dtype)
+    layout = ModelLayout.of({"w": model})
+    measured, alone = (SentUpdates(layout, torch.from_numpy(model), [{"w": row} for row in sent]) for _ in range(2))
+    directions(measured, torch.from_numpy(model), [sketch_layout(layers, WIDTH, secret) for secret in (1, 2)])
+    assert "norms_and_peaks" in vars(measured)
+    np.testing.assert_allclose(measured.norms_and_peaks, alone.norms_and_peaks, rtol=1e-6)
+
+
+def test_norms_that_underflow_are_measured_again_in_double_precision():
+    layout = ModelLayout.of({"w": np.zeros(50, np.float32)})
+    updates = SentUpdates(layout, torch.zeros(50), [{"w": np.full(50, 1e-30, np.float32)}])
+    directions(updates, torch.zeros(50), [sketch_layout(layers_of(50), WIDTH, 1)])
+    assert updates.norms_and_peaks[0].tolist() == pytest.approx([math.sqrt(50) * 1e-30, 1e-30])

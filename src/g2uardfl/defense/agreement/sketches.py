@@ -16,7 +16,7 @@ from torch.nn.functional import one_hot
 
 from ...core.layout import Layer
 from ...core.numerics import Array
-from ...core.threads import in_parallel
+from ...core.threads import for_each
 from ...core.updates import SentUpdates, temporary_block
 
 Sketches = npt.NDArray[np.float32]
@@ -113,12 +113,8 @@ def _unit(vectors: Array, negligible: float | Array) -> Array:
 def _sketches(updates: Tensor | SentUpdates, layouts: Sequence[SketchLayout]) -> Array:
     """(layouts x clients x layers x width): the sketches in full."""
     parts = [it for layout in layouts for it in layout]
-
-    def sketch(client: int) -> Tensor:
-        return torch.stack([_folded(updates, client, it) for it in parts])
-
     if updates.device.type == "cpu":
-        folded = torch.stack(list(in_parallel(sketch, range(len(updates)))))
+        folded = _folded_in_blocks(updates, parts)
     else:
         matrix = updates if isinstance(updates, Tensor) else updates.matrix
         folded = torch.stack([_folded_together(matrix, it) for it in parts], dim=1)
@@ -127,20 +123,51 @@ def _sketches(updates: Tensor | SentUpdates, layouts: Sequence[SketchLayout]) ->
     return _unit(found, _NEGLIGIBLE * largest).swapaxes(0, 1)
 
 
-def _folded(updates: Tensor | SentUpdates, client: int, layout: LayerLayout) -> Tensor:
-    """The sketch of one layer of an update: the sum of each class of rows, and then of the classes in their orders."""
+def _folded_in_blocks(updates: Tensor | SentUpdates, parts: Sequence[LayerLayout]) -> Tensor:
+    """(clients x parts x width): `_folded` of a large layer for one client after the other, of small ones for many."""
+    clients = len(updates)
+    result = torch.empty(clients, len(parts), parts[0].order.shape[1], dtype=updates.dtype)
+    measured = np.zeros((clients, len(parts), 2))
+
+    def fold(task: tuple[int, slice]) -> None:
+        number, rows = task
+        result[rows, number], measured[rows, number] = _folded(updates, rows, parts[number])
+
+    tasks = []
+    for number, part in enumerate(parts):
+        count = max(_BLOCK_SIZE // len(part.signs), 1)
+        tasks += [(number, slice(first, min(first + count, clients))) for first in range(0, clients, count)]
+    for_each(fold, tasks)
+    if isinstance(updates, SentUpdates):
+        layers = len({part.columns.start for part in parts})
+        updates.note_measured(measured[:, :layers, 0].sum(axis=1), measured[:, :layers, 1].max(axis=1))
+    return result
+
+
+def _folded(updates: Tensor | SentUpdates, rows: slice, layout: LayerLayout) -> tuple[Tensor, Array]:
+    """The sketches of one layer of some updates, and its squared norms and peaks, since every value is read here.
+
+    A sketch is the sum of each class of rows, and then of the classes in their orders.
+    """
     classes, width = layout.order.shape
-    sums = torch.zeros(classes, width, dtype=updates.dtype, device=layout.order.device)
+    sums = torch.zeros(rows.stop - rows.start, classes, width, dtype=updates.dtype)
+    squares, peaks = np.zeros((2, len(sums)))
     start, size = layout.columns.start, layout.columns.stop - layout.columns.start
     step = max(_BLOCK_SIZE // width, 1) * width
     for first in range(0, size, step):
         last = min(first + step, size)
-        with temporary_block(updates, (slice(client, client + 1), slice(start + first, start + last))) as block:
-            products = block.view(-1) * layout.signs[first:last]
-        whole = len(products) - len(products) % width
-        sums.index_add_(0, layout.classes[first // width : (first + whole) // width], products[:whole].view(-1, width))
-        sums[layout.classes[-1], : len(products) - whole] += products[whole:]
-    return sums.gather(1, layout.order).sum(dim=0)
+        with temporary_block(updates, (rows, slice(start + first, start + last))) as block:
+            values = block.numpy()
+            squares += torch.linalg.vector_norm(block, dim=1).double().square_().numpy()
+            peaks = np.max([peaks, values.max(axis=1), -values.min(axis=1)], axis=0)
+            products = block * layout.signs[first:last]
+        whole = products.shape[1] - products.shape[1] % width
+        numbers = layout.classes[first // width : (first + whole) // width]
+        for one, row in zip(sums, products, strict=True):
+            one.index_add_(0, numbers, row[:whole].view(-1, width))
+        sums[:, layout.classes[-1], : products.shape[1] - whole] += products[:, whole:]
+    sketches = sums.gather(2, layout.order.expand(len(sums), -1, -1)).sum(dim=1)
+    return sketches, np.stack([squares, peaks], axis=1)
 
 
 def _folded_together(updates: Tensor, layout: LayerLayout) -> Tensor:
