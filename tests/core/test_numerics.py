@@ -13,7 +13,7 @@ from helpers import reference
 
 QUANTILES = (0.5, 0.05, 0.95)
 THRESHOLD = 1 << 14
-"""Quantiles of longer rows are computed from a sample."""
+"""A length of rows far above that up to which they are sorted whole."""
 
 
 def assert_quantiles_are_numpys(rows: np.ndarray, quantiles: tuple[float, ...] = QUANTILES) -> None:
@@ -24,9 +24,26 @@ def assert_quantiles_are_numpys(rows: np.ndarray, quantiles: tuple[float, ...] =
 
 @pytest.mark.parametrize(
     "length",
-    [1, 2, 3, 4, 21, THRESHOLD - 1, THRESHOLD, THRESHOLD + 1, THRESHOLD + 2, 3 * 8192 - 1, 3 * 8192, 50_001],
+    [
+        1,
+        2,
+        3,
+        4,
+        21,
+        1023,
+        1024,
+        1025,
+        1026,
+        THRESHOLD - 1,
+        THRESHOLD,
+        THRESHOLD + 1,
+        THRESHOLD + 2,
+        3 * 8192 - 1,
+        3 * 8192,
+        50_001,
+    ],
 )
-def test_quantiles_are_exact_for_rows_around_the_sampling_threshold(length):
+def test_quantiles_are_exact_for_rows_of_any_length(length):
     rows = np.random.default_rng(length).normal(size=(3, length)).astype(np.float32)
     assert_quantiles_are_numpys(rows)
 
@@ -68,7 +85,7 @@ ARRANGEMENTS = {
 
 @pytest.mark.parametrize("arrangement", ARRANGEMENTS)
 @pytest.mark.parametrize("length", [THRESHOLD + 1, 24_576, 41_003])
-def test_quantiles_are_exact_if_the_sample_is_misleading(arrangement, length):
+def test_quantiles_are_exact_for_any_arrangement(arrangement, length):
     with np.errstate(over="ignore", under="ignore"):
         row = np.clip(ARRANGEMENTS[arrangement](length), -1e38, 1e38).astype(np.float32)
     assert_quantiles_are_numpys(row[None], (0.5, 0.05, 0.95, 0.0, 1.0, 0.999))
