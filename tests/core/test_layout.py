@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from g2uardfl.core.layout import BadWeightsError, ModelLayout, as_tensor, largest_usable
+from g2uardfl.core.layout import BadWeightsError, ModelLayout, _on_cpu, as_tensor, largest_usable
 
 F32 = np.float32
 
@@ -313,3 +313,18 @@ def test_the_signature_depends_on_names_shapes_dtypes_and_kinds_only():
     signatures = [ModelLayout.of(model).signature() for model in [base, *others]]
     assert all(signatures[0] != other for other in signatures[1:])
     assert ModelLayout.of({"a": np.ones(2, F32)}).signature() == signatures[0]
+
+
+def test_tensors_that_are_moved_together_keep_names_dtypes_shapes_and_values():
+    tensors = {
+        "mean": torch.randn(3, 2),
+        "batches": torch.tensor(7),
+        "variance": torch.rand(4),
+        "half": torch.randn(2).half(),
+        "none": torch.zeros(0, 5),
+    }
+    moved = _on_cpu(tensors)
+    assert moved.keys() == tensors.keys()
+    for name, value in tensors.items():
+        assert moved[name].dtype == value.dtype
+        assert torch.equal(moved[name], value)

@@ -199,9 +199,11 @@ class ModelLayout:
 
     def buffer_values(self, weights: Weights) -> dict[str, Tensor]:
         """A client's statistics and counters as they were sent; raises `BadWeightsError` if they are invalid."""
-        values = {}
+        values = {entry.name: as_tensor(weights[entry.name]) for entry in self.buffers}
+        if any(value.device.type != "cpu" for value in values.values()):
+            values = _on_cpu(values)
         for entry in self.buffers:
-            value = values[entry.name] = as_tensor(weights[entry.name]).to("cpu")
+            value = values[entry.name]
             if not value.is_floating_point():
                 continue
             if not bool(torch.isfinite(value).all()):
@@ -303,6 +305,17 @@ def _global_tensor(name: str, value: object) -> Tensor:
         return as_tensor(value)
     except BadWeightsError as error:
         raise ValueError(f"the global model's {name!r} {error}") from error
+
+
+def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors on the CPU, by one transfer for each dtype."""
+    found: dict[str, Tensor] = {}
+    for kind in dict.fromkeys((value.dtype, value.device) for value in tensors.values()):
+        some = {name: value for name, value in tensors.items() if (value.dtype, value.device) == kind}
+        together = torch.cat([value.reshape(-1) for value in some.values()]).cpu()
+        parts = torch.split(together, [value.numel() for value in some.values()])
+        found |= {name: part.view(value.shape) for (name, value), part in zip(some.items(), parts, strict=True)}
+    return found
 
 
 def _not_finite(tensors: Mapping[str, Tensor]) -> str | None:

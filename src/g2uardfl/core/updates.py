@@ -18,8 +18,8 @@ from .threads import for_each, in_parallel
 _BLOCK_SIZE = 1 << 19
 """The number of values in a block of `each_block` on a CPU: 2 MiB in float32, so that a block stays in the core's
 caches."""
-_GPU_BLOCK_SIZE = 1 << 24
-"""The number of values in a block of `each_block` on a GPU: 64 MiB in float32. Larger blocks need fewer kernel launches
+_GPU_BLOCK_SIZE = 1 << 26
+"""The number of values in a block of `each_block` on a GPU: 256 MiB in float32. Larger blocks need fewer kernel launches
 and more memory."""
 _SUM_COLUMNS = 1 << 17
 """The number of columns that `weighted_sum` adds up in one task. A sum needs so little work per value that threads with
