@@ -192,7 +192,7 @@ def measure(cell: str, device: str, profiles: list[str], repetitions: int) -> di
 
 def machine(device: str) -> dict[str, Any]:
     """Where and on what a row was measured."""
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     return {
         "device": torch.cuda.get_device_name() if device != "cpu" else platform.processor() or platform.machine(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),

@@ -19,8 +19,8 @@ _BLOCK_SIZE = 1 << 19
 """The number of values in a block of `each_block` on a CPU: 2 MiB in float32, so that a block stays in the core's
 caches."""
 _GPU_BLOCK_SIZE = 1 << 26
-"""The number of values in a block of `each_block` on a GPU: 256 MiB in float32. Larger blocks need fewer kernel launches
-and more memory."""
+"""The number of values in a block of `each_block` on a GPU: 256 MiB in float32. Larger blocks need fewer kernel
+launches and more memory."""
 _SUM_COLUMNS = 1 << 17
 """The number of columns that `weighted_sum` adds up in one task. A sum needs so little work per value that threads with
 smaller tasks mostly wait for each other."""
