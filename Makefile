@@ -18,6 +18,9 @@ PYTEST := $(BIN)/python -m pytest --maxprocesses 4 --dist loadfile --no-loadscop
 # Two targets at a time: the type checker, the builds and the site use one core only, and print nothing before their end.
 PARALLEL = $(MAKE) --no-print-directory --jobs 2
 
+GENERATED_DOCS = docs/_build docs/reference/attacks docs/reference/defences docs/reference/tasks \
+	docs/reference/command-line.md docs/tutorials/notebook.md
+
 # The tests start many processes; none of them has to compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -53,10 +56,11 @@ wheel: $(DEV)
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist . > /dev/null
 	$(BIN)/python tests/check_wheel.py dist/*.whl
 
-# Sphinx 9 needs Python 3.11; the library itself runs on 3.10.
+# Without -E, a warning about a page that has not changed since the last build would not be repeated. Sphinx 9 needs
+# Python 3.11; the library itself runs on 3.10.
 docs: $(DEV)
 	@if $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))'; \
-	then $(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html; \
+	then $(BIN)/python -m sphinx -W --keep-going -q -E -b html docs docs/_build/html; \
 	else echo "docs: skipped, the site needs Python 3.11"; fi
 
 format: $(DEV)
@@ -74,4 +78,4 @@ $(DEV): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) dist runs docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) dist runs $(GENERATED_DOCS) .pytest_cache .mypy_cache .ruff_cache .hypothesis

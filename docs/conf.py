@@ -39,6 +39,7 @@ add_module_names = False
 html_theme = "furo"
 html_title = f"g2uardfl {release}"
 html_static_path = ["_static"]
+html_favicon = "_static/favicon.svg"
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sourcelink = False

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ import g2uardfl
 from g2uardfl.cli import app as command_line
 from g2uardfl.report.reference import KINDS, Reference, docstring_sections, markdown_table, reference
 
+_INDEX = re.compile(r"(?<![\w`])([^\W\d_]{1,4})_([a-zA-Z0-9]{1,2})(?![a-zA-Z0-9_])")
+"""A letter or a short name with an index, as formulas in docstrings have it."""
 FOLDERS = {"defenses": "defences", "attacks": "attacks", "tasks": "tasks"}
 """For each kind of `g2uardfl list` the folder of its pages in `reference/`."""
 LINKS = {
@@ -68,15 +71,13 @@ def kind_pages(kind: str) -> dict[str, str]:
 def rule_page(kind: str, cls: type[Any]) -> str:
     """Idea, formula, settings, assumptions, limits, differences and source of one attack, defence or task."""
     found = reference(cls)
-    first, _, rest = found.text.partition("\n\n")
     parts = [
         f"# `{found.name}`",
         f"{found.summary[0].upper()}{found.summary[1:].rstrip('.')}.",
         f"## {'Method' if kind != 'tasks' else 'Data and models'}",
-        first,
-        rest,
+        _subscripts(found.text),
         *_settings(found),
-        *_section("Assumptions and limits", found.notes),
+        *_section("Assumptions and limits", _subscripts(found.notes)),
         *_section("Differences from the original", found.differences),
         *_section("Source", found.source),
         "## Use",
@@ -85,6 +86,13 @@ def rule_page(kind: str, cls: type[Any]) -> str:
         LINKS[kind],
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _subscripts(text: str) -> str:
+    """Write Δw_i as a letter with an index, outside code."""
+    parts = text.split("`")
+    parts[::2] = [_INDEX.sub(r"\1<sub>\2</sub>", part) for part in parts[::2]]
+    return "`".join(parts)
 
 
 def _settings(found: Reference) -> Iterator[str]:
@@ -134,12 +142,13 @@ def commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Com
 def _command(path: str, command: click.Command) -> Iterator[str]:
     yield f"## `{path}`"
     context = click.Context(command, info_name=path)
+    examples = []
     for paragraph in inspect.cleandoc(command.help or "").split("\n\n"):
-        text, example, line = " ".join(paragraph.split()).partition("Example: ")
-        yield text
-        if example:
-            yield f"```text\n{line}\n```"
-    yield "```text\n" + " ".join([path, *command.collect_usage_pieces(context)]) + "\n```"
+        text, _, example = " ".join(paragraph.split()).partition("Example: ")
+        yield _escaped(text)
+        examples += [example] if example else []
+    lines = [" ".join([path, *command.collect_usage_pieces(context)]), *(f"# for example\n{one}" for one in examples)]
+    yield "```sh\n" + "\n\n".join(lines) + "\n```"
     arguments = [one for one in command.params if one.param_type_name == "argument"]
     if arguments:
         yield _table("argument", [(one.make_metavar(context), getattr(one, "help", "")) for one in arguments])
@@ -153,14 +162,14 @@ def _command(path: str, command: click.Command) -> Iterator[str]:
 
 
 def _option(option: click.Option, context: click.Context) -> str:
-    value = "" if option.is_flag else f" {option.make_metavar(context)}"
+    value = "" if option.is_flag else f" {option.make_metavar(context).removesuffix(' RANGE')}"
     return ", ".join([*option.opts, *option.secondary_opts]) + value
 
 
 def _help(option: click.Option) -> str:
     text = " ".join((option.help or "").split())
-    shows_default = option.default not in (None, False, (), []) and "(default" not in text
-    return f"{text} (default: {option.default})" if shows_default else text
+    has_default = option.default is not None and not option.is_flag and option.default != []
+    return f"{text} (default: {option.default})" if has_default and "(default" not in text else text
 
 
 def _table(title: str, rows: list[tuple[str, str]]) -> str:
@@ -169,7 +178,8 @@ def _table(title: str, rows: list[tuple[str, str]]) -> str:
 
 
 def _escaped(text: str) -> str:
-    return text.replace("|", r"\|").replace("*", r"\*").replace("<", "&lt;")
+    text = text.replace("|", r"\|").replace("*", r"\*").replace("<", "&lt;")
+    return re.sub(r"(?<![\w`-])(--[a-z][\w-]*)", r"`\1`", text)
 
 
 def notebook_page(path: Path) -> str:

@@ -64,7 +64,6 @@ def test_the_page_of_a_rule_has_its_settings_and_its_signature(generated):
 def test_the_command_line_page_has_every_command_and_option():
     page = generated_pages.command_line_page()
     groups = [("g2uardfl", app), *((f"g2uardfl {group.name}", group.typer_instance) for group in app.registered_groups)]
-    groups = [(path.replace("None", "data"), group) for path, group in groups]
     commands = {
         f"{path} {command.name or command.callback.__name__}"
         for path, group in groups
