@@ -34,6 +34,12 @@ LINKS = {
     "tasks": "[All tasks](../tasks.md) · [Get the data](../../how-to/get-data.md) · "
     "[Write your own](../../tutorials/own-task.md)",
 }
+GUARD = (
+    "[How the guard works](../../explanation/how-the-guard-works.md) describes the `default` profile, "
+    "[the paper and this code](../../explanation/paper.md) the `paper` profile, and "
+    "[threat model and limits](../../explanation/threat-model.md) what neither protects."
+)
+"""The method of the guard has pages of its own."""
 OPTION = {"defenses": "--defense {name} --set defense.KEY=VALUE", "attacks": "--attack {name} --set attack.KEY=VALUE",
           "tasks": "--task {name} --set task.KEY=VALUE"}  # fmt: skip
 
@@ -76,6 +82,7 @@ def rule_page(kind: str, cls: type[Any]) -> str:
         f"{found.summary[0].upper()}{found.summary[1:].rstrip('.')}.",
         f"## {'Method' if kind != 'tasks' else 'Data and models'}",
         _subscripts(found.text),
+        GUARD if cls is g2uardfl.G2uardFL else "",
         *_settings(found),
         *_section("Assumptions and limits", _subscripts(found.notes)),
         *_section("Differences from the original", found.differences),
@@ -111,7 +118,7 @@ def _section(title: str, text: str) -> list[str]:
 def _python(cls: type[Any]) -> str:
     """The class with its signature and the example of its docstring; the guard has an API page."""
     if cls is g2uardfl.G2uardFL:
-        return "In Python: {py:class}`g2uardfl.G2uardFL`."
+        return "In Python: {py:class}`g2uardfl.G2uardFL`. In Flower: {py:class}`g2uardfl.flower.G2uardFLStrategy`."
     arguments = stringify_signature(signature(cls), show_return_annotation=False, unqualified_typehints=True)
     example = docstring_sections(cls).get("Examples", "")
     indented = "\n".join(f"   {line}".rstrip() for line in example.splitlines())
