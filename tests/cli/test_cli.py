@@ -112,7 +112,7 @@ class Mine(FedAvg):
 
 @pytest.mark.slow
 def test_a_task_and_a_defence_in_the_current_folder_are_used_by_their_addresses(tmp_path):
-    page = (DOCS / "own-task.md").read_text(encoding="utf-8")
+    page = (DOCS / "tutorials/own-task.md").read_text(encoding="utf-8")
     (tmp_path / "vibration.py").write_text(re.search(r"```python\n(.*?)```", page, flags=re.S)[1], encoding="utf-8")
     (tmp_path / "mine.py").write_text(OWN_DEFENSE, encoding="utf-8")
     names = ("--task", "vibration:Vibration", "--defense", "mine:Mine", "--attack", "black_box")

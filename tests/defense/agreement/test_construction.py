@@ -22,7 +22,9 @@ def test_the_graph_holds_the_submissions_of_the_window_and_this_rounds_come_last
     assert graph.rounds.tolist() == [1] * 3 + [2] * 4
     assert graph.norms.tolist() == pytest.approx([1, 2, 3, 4])
     sketches = np.concatenate([first, second])
-    np.testing.assert_allclose(graph.edges[3:], new_edges(sketches, graph.people, graph.rounds))
+    edges, repetition = new_edges(sketches, graph.people, graph.rounds)
+    np.testing.assert_allclose(graph.edges[3:], edges)
+    np.testing.assert_allclose(graph.repetition, np.concatenate([np.zeros((3, 2)), repetition]))
 
 
 class Accepting:

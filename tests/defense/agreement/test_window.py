@@ -91,7 +91,8 @@ def test_the_edges_of_two_rounds_are_those_of_a_new_graph_of_the_window_when_the
         add_round(window, number, clients)
         names = list(zip(window.rounds, window.clients, strict=True))
         _, people = np.unique(window.clients, return_inverse=True)
-        anew = new_edges(window.sketches, people, window.rounds)
+        anew, repetition = new_edges(window.sketches, people, window.rounds)
+        np.testing.assert_allclose(window.repetition[-len(clients) :], repetition, atol=1e-6)
         for i, row in zip(names[-len(clients) :], anew, strict=True):
             rows |= {frozenset([i, j]): edge for j, edge in zip(names, row, strict=True)}
         expected = [[rows[frozenset([i, j])] for j in names] for i in names]

@@ -48,6 +48,8 @@ class SubmissionGraph(Evidence):
     """For each submission its round."""
     accepted: Mask
     """Which submissions of earlier rounds were accepted; False for this round's."""
+    repetition: Array
+    """(submissions x 2): the sum and the number of its similarities to its client's earlier submissions."""
     sketches: Sketches
     """(submissions x layers x width): the directions of the updates, all under one secret."""
     renewed: int = 0
@@ -90,6 +92,7 @@ class SimilarityConstruction(Construction[SubmissionGraph, Judgement]):
             people=window.client_numbers(),
             rounds=np.array(window.rounds, dtype=np.int64),
             accepted=window.accepted.copy(),
+            repetition=window.repetition,
             sketches=window.sketches,
             renewed=len(window.renewed),
         )

@@ -28,13 +28,13 @@ _BLOCK_SIZE = 1 << 22
 """How many cosines a thread computes at once: 16 MiB."""
 
 
-def new_edges(sketches: Sketches, people: Numbers, rounds: Sequence[int]) -> Array:
-    """(new submissions x submissions): z-scores of the similarity of the last round's submissions to all in the window.
+def new_edges(sketches: Sketches, people: Numbers, rounds: Sequence[int]) -> tuple[Array, Array]:
+    """Z-scores of the similarity of the last round's submissions to all in the window.
 
     In each layer, the median cosine between the clients of the two rounds is subtracted, which removes what everybody
     learnt then; the rest is divided by its robust standard deviation and clipped. The mean over the layers is divided
-    by its own deviation. Submissions of one client are not compared: their edge is 0, since every client resembles its
-    own past.
+    by its own deviation. Submissions of one client have no edge (0), since every client resembles its own past; how
+    much it does is the second result.
 
     Parameters
     ----------
@@ -44,6 +44,13 @@ def new_edges(sketches: Sketches, people: Numbers, rounds: Sequence[int]) -> Arr
         For each submission the number of its client.
     rounds
         For each submission its round.
+
+    Returns
+    -------
+    edges
+        (new submissions x submissions).
+    repetition
+        (new submissions x 2): the sum and the number of the z-scores with the same client's earlier submissions.
     """
     starts = np.flatnonzero(np.diff(rounds, prepend=rounds[0] - 1))
     new, layers = slice(int(starts[-1]), len(people)), sketches.shape[1]
@@ -62,10 +69,14 @@ def new_edges(sketches: Sketches, people: Numbers, rounds: Sequence[int]) -> Arr
 
     step = max(_BLOCK_SIZE // comparable.size, 1)
     parts = in_parallel(exceeding, [slice(first, first + step) for first in range(0, layers, step)])
-    similarity = np.where(comparable, sum(parts) / max(layers, 1), 0.0)
+    similarity = np.asarray(sum(parts, np.zeros(comparable.shape)) / max(layers, 1))
     spread = 1.4826 * float(_medians(np.abs(similarity[None]), comparable)[0])
-    result: Array = similarity / spread if spread > 0 else similarity
-    return result
+    if spread > 0:
+        similarity /= spread
+    earlier = ~comparable
+    earlier[:, new] = False
+    repetition = np.stack([np.sum(similarity * earlier, axis=1), np.count_nonzero(earlier, axis=1)], axis=1)
+    return np.where(comparable, similarity, 0.0), repetition
 
 
 def _medians(values: npt.NDArray[np.floating[Any]], mask: Mask) -> npt.NDArray[np.floating[Any]]:
