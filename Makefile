@@ -1,6 +1,7 @@
 # make demo     shows the defence at work on embedded data
 # make quick    lint, types and the fast tests
 # make test     everything CI checks: lint, types, all tests, doctests, the wheel
+# make coverage the fast tests, and which lines they do not execute
 # Each first installs what it needs into .venv.
 PYTHON ?= python3
 VENV ?= .venv
@@ -20,7 +21,7 @@ PARALLEL = $(MAKE) --no-print-directory --jobs 2
 # The tests start many processes; none of them has to compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo quick test lint types fast unit wheel format clean
+.PHONY: demo quick test lint types fast unit coverage wheel format clean
 
 # A development environment has everything that the demo needs.
 demo: $(firstword $(wildcard $(DEV)) $(DEMO))
@@ -36,6 +37,7 @@ lint: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/codespell
 
 types: $(DEV)
 	$(BIN)/mypy
@@ -45,6 +47,10 @@ fast: $(DEV)
 
 unit: $(DEV)
 	$(PYTEST) -n auto
+
+# Code that runs in processes that the tests start is not counted.
+coverage: $(DEV)
+	$(PYTEST) -n logical -m "not slow" --cov --cov-report=term --cov-report=xml --cov-report=html
 
 # The wheel must be complete: it is unpacked into an empty folder, and the command line runs from there.
 wheel: $(DEV)
@@ -67,4 +73,4 @@ $(DEV): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage coverage.xml htmlcov
