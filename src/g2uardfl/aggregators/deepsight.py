@@ -39,7 +39,7 @@ _ROUNDING = 1e-12
 
 @dataclass(frozen=True)
 class DeepSightSettings:
-    """The settings of `DeepSight`, which describes them."""
+    """Settings of `DeepSight`; see its docstring."""
 
     suspicious_share: float = number(1 / 3, 0, 1)
     random_inputs: int = number(2000, 1, 10**7)

@@ -22,7 +22,7 @@ err by less."""
 
 @dataclass(frozen=True)
 class FoolsGoldSettings:
-    """The settings of `FoolsGold`, which describes them."""
+    """Settings of `FoolsGold`; see its docstring."""
 
     layer: str = ""
     history: bool = switch(False)

@@ -33,7 +33,7 @@ BARS = 4
 
 @dataclass(frozen=True)
 class DBASettings:
-    """The settings of `DBA`, which describes them."""
+    """Settings of `DBA`; see its docstring."""
 
     size: int | None = optional_number(1, 1000, integer=True)
     gap: int | None = optional_number(0, 1000, integer=True)

@@ -56,7 +56,7 @@ PATTERN_ROW, PATTERN_COLUMN = 3, 23
 
 @dataclass(frozen=True)
 class ThreeDFedSettings:
-    """The settings of `ThreeDFed`, which describes them."""
+    """Settings of `ThreeDFed`; see its docstring."""
 
     kappa: float = number(1e5, 1, 1e12)
     target: int = number(8, 0, 10**9)
@@ -117,9 +117,9 @@ class ThreeDFed(TriggerAttack):
 
     Notes
     -----
-    For tasks with images whose model has a convolution and a linear layer. The attackers of a round cooperate, and read
-    in the next global model what became of their updates. ASR is measured with their own trigger, on test images that
-    are not of the target class.
+    For tasks with images whose model has a convolution and a linear layer. The attackers of a round cooperate, and
+    infer from the next global model whether their updates were accepted, clipped or rejected. ASR is measured with
+    their own trigger, on test images that are not of the target class.
 
     References
     ----------

@@ -25,7 +25,7 @@ class TriggerAttack(Attack):
         super().enlist(task, team)
         if task.pixels is None:
             raise ConfigError(
-                f"attack {self.name} draws on pictures, which task {task.name} has not: choose another attack"
+                f"attack {self.name} draws on images, but task {task.name} has none: choose another attack"
             )
         if not 0 <= self.settings.target < task.num_classes:
             raise ConfigError(f"{self.name}: target={self.settings.target} is no label of task {task.name}")

@@ -231,12 +231,12 @@ def _judged(make: Make) -> None:
 
 @contextmanager
 def _about(kind: str) -> Iterator[None]:
-    """Say in every error what was sent."""
+    """Add to every error the name of the message that was sent."""
     try:
         yield
     except BrokenError as error:
         raise BrokenError(f"with a client that sends {kind}: {error}") from error
-    except Exception as error:  # a rule of one's own may raise anything
+    except Exception as error:  # a custom rule may raise anything
         raise BrokenError(f"a client that sends {kind} causes {type(error).__name__}: {error}") from error
 
 

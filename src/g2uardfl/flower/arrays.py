@@ -70,7 +70,7 @@ def view(array: Array) -> Tensor | npt.NDArray[Any]:
     except BadWeightsError:
         raise
     except Exception as error:
-        # A client wrote all of this, so that reading it can raise almost anything.
+        # A client wrote all of this, so reading it can raise almost anything.
         raise BadWeightsError(f"is damaged ({failure(error)})") from error
 
 

@@ -34,8 +34,8 @@ _FORMAT = 2
 class RunConfig:
     """All settings of one run.
 
-    Settings that are None, their default, are filled in by `resolved`: most of them with the task's own value. What is
-    still None then does not apply.
+    Settings that are None, their default, are filled in by `resolved`: most of them with the task's own value. Settings
+    that are None afterwards do not apply.
     """
 
     task: str = text("digits")
@@ -124,7 +124,7 @@ class RunConfig:
         return config
 
     def _check_rounds(self) -> None:
-        """Raise `ConfigError` if the attack or the defence has no round."""
+        """Raise `ConfigError` if the attack or the defence would act in no round."""
         for name in ("attack_from", "defend_from"):
             if getattr(self, name) > self.rounds:
                 raise ConfigError(
@@ -206,7 +206,7 @@ _NAMES = tuple(item.name for item in dataclasses.fields(RunConfig))
 def overridden(values: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a file, with `options` on top.
 
-    Where the options name another task, attack or defence, the settings that the file has for its own do not apply.
+    If the options name another task, attack or defence, the file's settings for the one it replaces are dropped.
 
     >>> overridden({"defense": "krum", "defense_settings": {"malicious_clients": 1}}, {"defense": "flame"})
     {'defense': 'flame'}

@@ -32,7 +32,7 @@ Labelled = tuple[list[str], int]
 
 @dataclass(frozen=True)
 class Sentiment140Settings(TextSettings):
-    """The settings of `Sentiment140`, which describes them."""
+    """Settings of `Sentiment140`; see its docstring."""
 
     minimum_count: int = number(2, 1, math.inf)
     edge: str = choice("paper", "paper", "full")
