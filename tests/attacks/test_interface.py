@@ -129,7 +129,7 @@ def test_batched_training_gives_the_attack_of_the_loop(name):
 
 @pytest.mark.parametrize("name", ["dba", "three_d_fed"])
 def test_a_target_that_is_no_label_is_refused(name):
-    with pytest.raises(ConfigError, match="target=10 is no label of task digits"):
+    with pytest.raises(ConfigError, match="target=10 is not a label of task digits"):
         enlisted(name, tasks.create("digits"), target=10)
 
 

@@ -74,7 +74,7 @@ UNUSABLE: dict[str, Lie] = {
     "a missing name": lambda honest, _: dict(list(honest.items())[1:]),
     "an extra name": lambda honest, _: {**honest, "surprise\n\x1b[31m": next(iter(honest.values()))},
     "a name of a megabyte": lambda honest, _: {**honest, "x" * 10**6: next(iter(honest.values()))},
-    "a name that is no string": lambda honest, _: {**honest, 7: next(iter(honest.values()))},
+    "a name that is not a string": lambda honest, _: {**honest, 7: next(iter(honest.values()))},
     "a wrong shape": with_first(lambda array: array.reshape(-1)[:-1]),
     "a huge array": with_first(lambda array: np.broadcast_to(np.float32(1), (2**40,))),
     "one more axis": with_first(lambda array: array[None]),

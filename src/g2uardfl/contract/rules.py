@@ -66,7 +66,7 @@ def _verdicts(make: Make) -> None:
     )
     for client, verdict in result.verdicts.items():
         require(verdict.decision in get_args(Decision), f"the decision on client {client!r} is {verdict.decision!r}")
-        require(verdict.reason.endswith("."), f"the reason of client {client!r} is no sentence: {verdict.reason!r}")
+        require(verdict.reason.endswith("."), f"the reason of client {client!r} is not a sentence: {verdict.reason!r}")
         numbers = (verdict.benign_score, verdict.distance, verdict.suspicion, verdict.weight)
         require(all(x is None or np.isfinite(x) for x in numbers), f"a number in {verdict} is not finite")
     report = result.report.as_dict()

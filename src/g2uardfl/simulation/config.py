@@ -261,7 +261,7 @@ def parse_value(written: str) -> Any:
 
 
 def _check_owner(key: str, defense: str) -> None:
-    """Raise `ConfigError` for a key without a prefix that is no setting of the defence."""
+    """Raise `ConfigError` for a key without a prefix that is not a setting of the defence."""
     parameters = inspect.signature(aggregators.find(defense)).parameters.values()
     known = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY or one.name == "profile"]
     takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters)
