@@ -2,6 +2,7 @@
 # make quick    lint, types and the fast tests
 # make test     everything CI checks: lint, types, all tests, doctests, the wheel, the documentation site
 # make docs     the documentation site in docs/_build/html; a warning is an error
+# make coverage the fast tests, and which lines they do not execute
 # Each first installs what it needs into .venv.
 PYTHON ?= python3
 VENV ?= .venv
@@ -24,7 +25,7 @@ GENERATED_DOCS = docs/_build docs/reference/attacks docs/reference/defences docs
 # The tests start many processes; none of them has to compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo quick test lint types fast unit wheel docs format clean
+.PHONY: demo quick test lint types fast unit coverage wheel docs format clean
 
 # A development environment has everything that the demo needs.
 demo: $(firstword $(wildcard $(DEV)) $(DEMO))
@@ -40,6 +41,7 @@ lint: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/codespell
 
 types: $(DEV)
 	$(BIN)/mypy
@@ -49,6 +51,10 @@ fast: $(DEV)
 
 unit: $(DEV)
 	$(PYTEST) -n auto
+
+# Code that runs in processes that the tests start is not counted.
+coverage: $(DEV)
+	$(PYTEST) -n logical -m "not slow" --cov --cov-report=term --cov-report=xml --cov-report=html
 
 # The wheel must be complete: it is unpacked into an empty folder, and the command line runs from there.
 wheel: $(DEV)
@@ -78,4 +84,4 @@ $(DEV): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) dist runs $(GENERATED_DOCS) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) dist runs $(GENERATED_DOCS) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage coverage.xml htmlcov

@@ -57,7 +57,7 @@ def test_the_limit_depends_on_the_honest_majority():
 
 
 @pytest.mark.parametrize("counts", [(1, 10**6), (10, 20, 50, 40), (0, 0, 0), (7,)])
-def test_counts_within_the_limit_or_without_a_majority_are_believed(counts):
+def test_counts_within_the_limit_or_without_a_majority_are_used_unchanged(counts):
     weights, note = counted(*counts)
     total = sum(counts)
     assert weights == pytest.approx([count / total if total else 1 / len(counts) for count in counts])

@@ -129,14 +129,14 @@ def test_batched_training_gives_the_attack_of_the_loop(name):
 
 @pytest.mark.parametrize("name", ["dba", "three_d_fed"])
 def test_a_target_that_is_no_label_is_refused(name):
-    with pytest.raises(ConfigError, match="target=10 is no label of task digits"):
+    with pytest.raises(ConfigError, match="target=10 is not a label of task digits"):
         enlisted(name, tasks.create("digits"), target=10)
 
 
 @pytest.mark.parametrize("task", ["sentiment140", "reddit"])
 @pytest.mark.parametrize("name", ["dba", "three_d_fed", "randomized(dba)"])
 def test_a_text_task_is_refused_before_any_data_is_read(name, task):
-    with pytest.raises(ConfigError, match=rf"draws on pictures, which task {task} has not: choose another"):
+    with pytest.raises(ConfigError, match=rf"draws on images, but task {task} has none: choose another"):
         Simulation(RunConfig(task=task, attack=name))
 
 
@@ -146,7 +146,7 @@ def test_a_refused_attack_is_one_line_and_status_2_on_the_command_line():
     found = subprocess.run([*program, *arguments], capture_output=True, text=True, timeout=10 * PATIENCE)
     assert found.returncode == 2
     assert found.stderr.count("\n") == 1
-    assert "draws on pictures" in found.stderr
+    assert "draws on images" in found.stderr
 
 
 def test_a_whole_number_may_be_written_as_a_decimal():

@@ -62,7 +62,7 @@ class Mislabelling(BlackBox):
         (Short, "Every attacker sends", "sends other names than the model's"),
         (Drawing, "The same seed", "differ in round 1"),
         (Growing, "A run that is resumed", "ends with another model"),
-        (Mislabelling, "Its samples have", "training_data with pdr=0.0 returns labels that are no class"),
+        (Mislabelling, "Its samples have", "training_data with pdr=0.0 returns labels that are not classes"),
     ],
 )
 def test_an_attack_that_breaks_the_contract_is_noticed(attack, beginning, problem):

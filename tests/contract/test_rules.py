@@ -90,7 +90,7 @@ class Terse(FedAvg):
     ("rule", "beginning", "problem"),
     [
         (Forgetful, "Every client has a verdict", "gives no verdict on client 1"),
-        (Terse, "Every client has a verdict", "the reason of client 0 is no sentence"),
+        (Terse, "Every client has a verdict", "the reason of client 0 is not a sentence"),
         (Random, "The same seed", "changes the new model"),
         (Random, "The global random generators", "torch's global generator is used"),
         (Dividing, "Updates of zero", "not finite"),

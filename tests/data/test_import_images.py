@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 import pickle
 import struct
+import sys
 import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from g2uardfl import data
 from g2uardfl.core.errors import DataError
@@ -137,9 +140,23 @@ def test_png_images_with_all_filters_are_decoded():
 def test_damaged_png_images_are_refused():
     content = png(DIGITS[:1].reshape(14, 56, 1).repeat(3, axis=2), [0] * 14)
     damaged = content[:60] + bytes([content[60] ^ 1]) + content[61:]
-    for wrong in (b"GIF89a", damaged, content.replace(bytes([8, 2, 0, 0, 0]), bytes([8, 6, 0, 0, 0]))):
+    other_kind = content.replace(bytes([8, 2, 0, 0, 0]), bytes([8, 6, 0, 0, 0]))
+    for wrong in (b"", b"GIF89a", content[:100], damaged, other_kind):
         with pytest.raises(ValueError, match="PNG"):
             decode_png(wrong)
+
+
+def test_png_images_in_grey_are_refused():
+    grey = io.BytesIO()
+    Image.fromarray(DIGITS[0]).save(grey, "png")
+    with pytest.raises(ValueError, match="not an 8-bit RGB PNG file: its mode is L"):
+        decode_png(grey.getvalue())
+
+
+def test_png_images_without_pillow_say_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(DataError, match=r"pip install 'g2uardfl\[png\]'"):
+        decode_png(b"")
 
 
 # Southwest

@@ -46,7 +46,7 @@ def test_usable_replies_are_read_and_kept_by_client():
         ([reply(8, answers="")], 8, "It replied without being asked."),
         ([reply(2, answers="to 1")], 1, "It replied in the name of another node."),
         ([reply(1, "nonsense")], 1, "It sent nonsense."),
-        ([reply(1, "recursion")], 1, r"It sent what cannot be read (RecursionError: 'too\ndeep')."),
+        ([reply(1, "recursion")], 1, r"Its reply cannot be read (RecursionError: 'too\ndeep')."),
         (
             [reply(1, error="Traceback\n  a secret\nValueError: no\x00 data")],
             1,

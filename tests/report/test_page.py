@@ -61,7 +61,7 @@ def test_the_page_of_a_run_has_every_figure_and_the_settings(run):
     page = render([run], "title")
     assert figures_in(page) == ["asr", "acc", "outcomes", "timeline", "reputation", "graph", "timing"]
     assert "8 of 20 clients in each round, 25 % of the clients malicious, alpha inf, seed 0; g2uardfl 0.0." in page
-    for text in ("attack begins", "The backdoor was kept out", "batch_size", "environment", "rolled back"):
+    for text in ("attack begins", "The attack was prevented", "batch_size", "environment", "rolled back"):
         assert text in page
 
 

@@ -87,8 +87,8 @@ def test_a_run_from_its_own_config_is_the_same_run(tmp_path):
         assert (one["acc"], one["asr"], one["verdicts"]) == (other["acc"], other["asr"], other["verdicts"])
 
 
-def test_a_share_of_malicious_clients_that_is_no_client_is_refused():
-    with pytest.raises(ConfigError, match=r"pmr=0\.01 of 10 clients is no client"):
+def test_a_share_of_malicious_clients_below_one_client_is_refused():
+    with pytest.raises(ConfigError, match=r"pmr=0\.01 of 10 clients gives no malicious client"):
         config_of(attack="pgd", pmr=0.01)
     assert config_of(attack="none", pmr=0.01).pmr == 0.01
 

@@ -1,4 +1,4 @@
-"""All aggregation rules, defences and baselines, by name; and what a rule of your own needs.
+"""All aggregation rules (defences and baselines) by name, and the base class of custom rules.
 
 >>> from g2uardfl.aggregators import Aggregator, create
 >>> isinstance(create("krum", malicious_clients=1), Aggregator)

@@ -68,7 +68,7 @@ def _summed_differences(updates: Tensor | SentUpdates, rows: slice | list[int], 
 
     def of_pairs(block: int) -> None:
         columns = slice(block * _SUM_WIDTH, (block + 1) * _SUM_WIDTH)
-        squared[block] = torch.pdist(updates[rows, columns].to(dtype)).double().square_()
+        squared[block] = torch.pdist(updates[rows, columns].to(dtype)).double().square_().numpy()
 
     for_each(of_pairs, range(len(squared)))
     result = np.zeros((clients, clients))

@@ -1,4 +1,4 @@
-"""What rules with random numbers remember: a secret, and the number of the round."""
+"""The state of rules that draw random numbers: a secret and the number of the round."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from .base import Aggregator
 class CountsRounds(Aggregator):
     """A rule whose `combine` increments `round`.
 
-    Its random numbers depend on that count and on a secret, which is its setting `seed` or drawn; also after a restart.
+    Its random numbers depend on that count and on a secret: the setting `seed`, or a random number if `seed` is None.
+    Both are part of the saved state.
     """
 
     round: int = 0

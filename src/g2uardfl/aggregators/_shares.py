@@ -1,4 +1,4 @@
-"""The shares of clients in an average, and how far a client's sample count is believed."""
+"""The weights of clients in an average, and the limit on reported sample counts."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import numpy as np
 from ..core.numerics import Array
 
 FEWEST_TO_COMPARE = 3
-"""With fewer clients there is no majority that a client could be compared with."""
+"""The smallest number of clients whose sample counts are capped: two clients have no majority."""
 LARGEST_COUNT = 8.0
-"""How many times the median of the round a sample count may be: the largest whole number with which one liar among ten
-has less than half of an average (8 of 17 parts). Of the clients of a Dirichlet(0.5) partition none is above it."""
+"""The limit on a sample count, as a multiple of the round's median. It is the largest whole number for which one false
+count among ten clients gets less than half of the weight (8 of 17 parts). No client of a Dirichlet(0.5) partition
+exceeds it."""
 
 
 def capped(num_examples: Array) -> Array:
-    """Sample counts, none above `LARGEST_COUNT` times their upper median, which a minority of liars cannot raise.
+    """Sample counts, limited to `LARGEST_COUNT` times their upper median, which a minority of clients cannot raise.
 
     >>> capped(np.array([10.0, 9e14, 30.0, 20.0]))
     array([ 10., 240.,  30.,  20.])

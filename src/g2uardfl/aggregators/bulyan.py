@@ -18,7 +18,7 @@ from .base import Aggregator, ClientId, Outcome, Round, Verdict
 
 @dataclass(frozen=True)
 class BulyanSettings:
-    """The settings of `Bulyan`, which describes them."""
+    """Settings of `Bulyan`; see its docstring."""
 
     malicious_clients: int = number(2, 0, 10**6)
 

@@ -1,4 +1,4 @@
-"""What some rules need besides the updates: a server with a little data of its own that can run the model.
+"""The server context of rules that need more than updates: some data of the server, and a way to run the model.
 
 Most rules use weights alone. FLTrust compares every update with one that the server trained, and DeepSight compares
 the models' outputs on random inputs. Both subclass `NeedsServer` and receive a `ServerContext` before their first
@@ -35,7 +35,7 @@ class OutputLayer:
 
 
 class ServerContext:
-    """What a server can do for a rule. A subclass overrides what its rule uses; everything else raises `ConfigError`.
+    """What a server provides to a rule. Override the methods that the rule uses; all others raise `ConfigError`.
 
     Models are mappings like those passed to `aggregate`, running statistics included.
     """
@@ -68,7 +68,7 @@ class ServerContext:
 
 
 class NeedsServer(CountsRounds):
-    """A rule that needs a `ServerContext`. It counts its rounds, because what a server draws depends on them."""
+    """A rule that needs a `ServerContext`; it counts its rounds, because the server's random inputs depend on them."""
 
     needs: ClassVar[str]
     """What the rule uses of a `ServerContext`, for the error if there is none."""

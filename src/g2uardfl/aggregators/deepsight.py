@@ -39,7 +39,7 @@ _ROUNDING = 1e-12
 
 @dataclass(frozen=True)
 class DeepSightSettings:
-    """The settings of `DeepSight`, which describes them."""
+    """Settings of `DeepSight`; see its docstring."""
 
     suspicious_share: float = number(1 / 3, 0, 1)
     random_inputs: int = number(2000, 1, 10**7)
@@ -285,14 +285,14 @@ def _output_layer(round_: Round, names: OutputLayer) -> tuple[Entry, Entry | Non
     for name in (names.weight, names.bias):
         if name is not None and name not in entries:
             raise ConfigError(
-                f"the server's output_layer names {name!r}, which is no parameter of this model: "
+                f"the server's output_layer names {name!r}, which is not a parameter of this model: "
                 f"choose among {', '.join(entries)}"
             )
     weight, bias = entries[names.weight], None if names.bias is None else entries[names.bias]
     classes = weight.shape[0] if len(weight.shape) >= 2 else 0
     if classes < 2 or (bias is not None and bias.shape != (classes,)):
         raise ConfigError(
-            f"the server's output_layer {names.weight!r} is no output layer: it needs two or more classes, "
+            f"the server's output_layer {names.weight!r} is not an output layer: it needs two or more classes, "
             "its weight one row per class, and its bias, if it has one, one number per class"
         )
     return weight, bias

@@ -22,7 +22,7 @@ _ROUNDING = 1e-12
 
 @dataclass(frozen=True)
 class FLAMESettings:
-    """The settings of `FLAME`, which describes them."""
+    """Settings of `FLAME`; see its docstring."""
 
     noise_factor: float = number(0.001, 0, 1)
     seed: int | None = seed()

@@ -22,7 +22,7 @@ err by less."""
 
 @dataclass(frozen=True)
 class FoolsGoldSettings:
-    """The settings of `FoolsGold`, which describes them."""
+    """Settings of `FoolsGold`; see its docstring."""
 
     layer: str = ""
     history: bool = switch(False)
@@ -34,7 +34,7 @@ class FoolsGold(Aggregator):
 
     With cs_ij the cosine similarity of clients i and j (0 for i = j) and v_i = max_j cs_ij, honest clients are
     pardoned: where v_i < v_j, cs_ij is multiplied by v_i/v_j. Then α_i = 1 - max_j cs_ij, in [0, 1], is divided by the
-    largest of all and put through a logit: α_i = κ (ln(α_i / (1 - α_i)) + 0.5), in [0, 1] again.
+    largest of all and passed through a logit: α_i = κ (ln(α_i / (1 - α_i)) + 0.5), in [0, 1] again.
 
     The α are not scaled to sum 1: the weight taken from Sybils is not redistributed. The sum is divided by the number
     of clients, as in the authors' code for deep learning, so that full weights give FedAvg's plain mean. (Their code
@@ -91,7 +91,7 @@ class FoolsGold(Aggregator):
         self._layer, self._columns = _compared(layout, self.settings.layer)
         stored = next(iter(self._history.values()), None)
         if stored is not None and len(stored) != self._columns.stop - self._columns.start:
-            raise ValueError("this FoolsGold remembers updates of another model: make a new one for this model")
+            raise ValueError("this FoolsGold stores updates of another model: create a new one for this model")
 
     def combine(self, round_: Round) -> Outcome:
         """Weigh the clients of the round by their similarity to each other."""
@@ -178,7 +178,7 @@ def _compared(layout: ModelLayout, layer: str) -> tuple[str, slice]:
     if layer:
         columns = {entry.name: entry.columns for entry in layout.parameters}
         if layer not in columns:
-            raise ConfigError(f"layer={layer!r} is no parameter of this model: choose one of {', '.join(columns)}")
+            raise ConfigError(f"layer={layer!r} is not a parameter of this model: choose one of {', '.join(columns)}")
         return repr(layer), columns[layer]
     matrices = [entry for entry in layout.parameters if len(entry.shape) >= 2]
     if not matrices:

@@ -14,7 +14,7 @@ from .base import Aggregator, ClientId, Outcome, Round, Verdict
 
 @dataclass(frozen=True)
 class KrumSettings:
-    """The settings of `Krum`, which describes them."""
+    """Settings of `Krum`; see its docstring."""
 
     malicious_clients: int = number(2, 0, 10**6)
 

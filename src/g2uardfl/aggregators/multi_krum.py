@@ -15,7 +15,7 @@ from .krum import krum_verdicts
 
 @dataclass(frozen=True)
 class MultiKrumSettings:
-    """The settings of `MultiKrum`, which describes them."""
+    """Settings of `MultiKrum`; see its docstring."""
 
     malicious_clients: int = number(2, 0, 10**6)
     selected_clients: int = number(0, 0, 10**6)

@@ -14,7 +14,7 @@ from .base import Aggregator, ClientId, Outcome, Round, Verdict
 
 @dataclass(frozen=True)
 class NDCSettings:
-    """The settings of `NDC`, which describes them."""
+    """Settings of `NDC`; see its docstring."""
 
     threshold: float = number(2.0, 0, 1e30, above=True)
 

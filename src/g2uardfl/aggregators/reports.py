@@ -1,4 +1,4 @@
-"""What a round leaves behind: a verdict on every client, events, and the new model."""
+"""The result of a round: a verdict on every client, events, and the new model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .reading import ClientId
 Decision: TypeAlias = Literal["accepted", "held_out", "malicious", "invalid"]
 
 WARNED_EVENTS = frozenset({"rolled_back", "model_kept"})
-"""The kinds of events after which somebody should look at the round. Others, such as "eliminated", may come in every
+"""The kinds of events that need attention and are logged as warnings. Others, such as "eliminated", can occur in every
 round."""
 
 
@@ -20,7 +20,7 @@ round."""
 class Verdict:
     """The decision about one client in one round, and its reason.
 
-    `decision` is "accepted", "held_out" (not used in this round, without an accusation), "malicious" (flagged as an
+    `decision` is "accepted", "held_out" (not used in this round, but not called malicious), "malicious" (flagged as an
     attacker) or "invalid" (the message was unusable).
     """
 
@@ -46,7 +46,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Event:
-    """Something that a rule did to the model on its own, such as rolling it back.
+    """A change that a rule made to the model besides aggregation, such as a rollback.
 
     >>> Event("rolled_back", "The model was rolled back to round 3.", {"round": 3}).as_dict()
     {'kind': 'rolled_back', 'message': 'The model was rolled back to round 3.', 'round': 3}
@@ -92,9 +92,9 @@ class RoundReport:
 
     verdicts: dict[ClientId, Verdict]
     note: str = ""
-    """What there is to say about the round as a whole, the messages of `events` included."""
+    """A note on the round as a whole, including the messages of `events`."""
     events: tuple[Event, ...] = ()
-    """What the rule did to the model on its own."""
+    """Changes that the rule made to the model besides aggregation."""
     seconds: dict[str, float] = field(default_factory=dict)
     """How long each stage took, in the order of the stages."""
     edges: tuple[Edge, ...] = ()
@@ -119,7 +119,7 @@ class AggregationResult:
     """In the names, kind, dtypes, shapes and device of the global model that was passed in."""
     report: RoundReport
     decided: bool = True
-    """False where too few updates were usable: the rule was not asked, and the model was kept."""
+    """False if too few updates were usable: the rule was not called, and the model was kept."""
 
     @property
     def verdicts(self) -> dict[ClientId, Verdict]:
@@ -128,5 +128,5 @@ class AggregationResult:
 
     @property
     def note(self) -> str:
-        """What there is to say about the round as a whole."""
+        """A note on the round as a whole."""
         return self.report.note

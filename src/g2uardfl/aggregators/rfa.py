@@ -15,7 +15,7 @@ from .base import Aggregator, ClientId, Outcome, Round, Verdict
 
 @dataclass(frozen=True)
 class RFASettings:
-    """The settings of `RFA`, which describes them."""
+    """Settings of `RFA`; see its docstring."""
 
     smoothing: float = number(1e-5, 0, 1e6, above=True)
     iterations: int = number(500, 1, 10**6)

@@ -15,7 +15,7 @@ from .base import Aggregator, Outcome, Round, Verdict
 
 @dataclass(frozen=True)
 class RLRSettings:
-    """The settings of `RLR`, which describes them."""
+    """Settings of `RLR`; see its docstring."""
 
     threshold: int = number(3, 0, 10**6)
     learning_rate: float = number(1.0, 0, 1e6)

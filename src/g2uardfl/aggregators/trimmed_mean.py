@@ -16,7 +16,7 @@ from .base import Aggregator, Outcome, Round, Verdict
 
 @dataclass(frozen=True)
 class TrimmedMeanSettings:
-    """The settings of `TrimmedMean`, which describes them."""
+    """Settings of `TrimmedMean`; see its docstring."""
 
     trimmed_share: float = number(0.2, 0, 0.5)
 

@@ -17,7 +17,7 @@ from .ndc import clipped_mean
 
 @dataclass(frozen=True)
 class WeakDPSettings:
-    """The settings of `WeakDP`, which describes them."""
+    """Settings of `WeakDP`; see its docstring."""
 
     noise: float = number(0.025, 0, 1e6)
     clip_norm: float = number(math.inf, 0, math.inf, above=True)

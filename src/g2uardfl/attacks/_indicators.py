@@ -1,4 +1,4 @@
-"""The indicators of 3DFed: enlarged weights that show in the next global model what the server did to an update."""
+"""The indicators of 3DFed: enlarged weights that reveal, in the next global model, what the server did to an update."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class Indicators:
         return (layer.detach().cpu().double().flatten()[self.places] - self.before) / self.planted
 
     def state(self) -> SavedState:
-        """All of it, to be saved."""
+        """All fields, as a state to save."""
         return SavedState({"planted_in": self.round}, {name: getattr(self, name).numpy() for name in _ARRAYS})
 
     @classmethod
     def restored(cls, state: SavedState) -> Indicators:
-        """What `state` returned."""
+        """The indicators in a saved state."""
         arrays = {name: torch.tensor(state.arrays[name]) for name in _ARRAYS}
         return cls(int(state.values["planted_in"]), **arrays)
 

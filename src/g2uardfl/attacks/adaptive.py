@@ -2,7 +2,7 @@
 
 The G²uardFL paper describes the three in one sentence each ("Adaptive Attacks"); no original code exists. Each wraps
 another attack, by default `pgd_replacement`, the paper's default; `randomized(black_box)` names another, and they wrap
-each other too. Settings that a wrapper does not have are passed to the attack inside.
+each other too. Settings that a wrapper does not have are passed to the wrapped attack.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ DEFAULT_ATTACK = "pgd_replacement"
 
 
 class Wrapper(Attack):
-    """Delegates everything to the attack inside; subclasses change one thing.
+    """Delegates everything to the wrapped attack; each subclass changes one thing.
 
     Parameters
     ----------
     attack
-        The attack inside: a name, `package.module:ClassName` or an `Attack` object (default: "pgd_replacement").
+        The wrapped attack: a name, `package.module:ClassName` or an `Attack` object (default: "pgd_replacement").
     **settings
         The wrapper's own settings, and those of the inner attack if `attack` is a name.
     """
@@ -73,11 +73,11 @@ class Wrapper(Attack):
         return f"{super().spelled(name.partition('(')[0].strip())}({self.inner.spelled(self._inner_name)})"
 
     def backdoor_test(self) -> Samples:
-        """The inner attack's."""
+        """Delegate to the inner attack."""
         return self.inner.backdoor_test()
 
     def training_data(self, client: int, clean: Samples, pdr: float, generator: torch.Generator) -> Samples:
-        """The inner attack's."""
+        """Delegate to the inner attack."""
         return self.inner.training_data(client, clean, pdr, generator)
 
     def observe(self, turn: Turn) -> None:
@@ -85,23 +85,23 @@ class Wrapper(Attack):
         self.inner.observe(turn)
 
     def attackers(self, turn: Turn) -> tuple[Member, ...]:
-        """The inner attack's."""
+        """Delegate to the inner attack."""
         return self.inner.attackers(turn)
 
     def recipe(self, honest: Recipe) -> Recipe:
-        """The inner attack's."""
+        """Delegate to the inner attack."""
         return self.inner.recipe(honest)
 
     def jobs(self, turn: Turn) -> Mapping[Hashable, Job]:
-        """The inner attack's."""
+        """Delegate to the inner attack."""
         return self.inner.jobs(turn)
 
     def submissions(self, turn: Turn, trained: Mapping[Hashable, Model]) -> Mapping[int, Model]:
-        """The inner attack's."""
+        """Delegate to the inner attack."""
         return self.inner.submissions(turn, trained)
 
     def state(self) -> SavedState:
-        """The inner attack's."""
+        """Delegate to the inner attack."""
         return self.inner.state()
 
     def restore(self, state: SavedState) -> None:
@@ -111,7 +111,7 @@ class Wrapper(Attack):
 
 @dataclass(frozen=True)
 class DynamicPDRSettings:
-    """The settings of `DynamicPDR`, which describes them."""
+    """Settings of `DynamicPDR`; see its docstring."""
 
     low: float = number(0.05, 0, 1)
     high: float = number(0.20, 0, 1)
@@ -123,7 +123,7 @@ class DynamicPDR(Wrapper):
     Parameters
     ----------
     attack
-        The attack inside: a name, `package.module:ClassName` or an `Attack` object (default: "pgd_replacement").
+        The wrapped attack: a name, `package.module:ClassName` or an `Attack` object (default: "pgd_replacement").
     low
         The smallest share of backdoored samples (default: 0.05).
     high
@@ -166,7 +166,7 @@ class DynamicPDR(Wrapper):
 
 @dataclass(frozen=True)
 class ModelObfuscationSettings:
-    """The settings of `ModelObfuscation`, which describes them."""
+    """Settings of `ModelObfuscation`; see its docstring."""
 
     noise: float = number(0.034, 0, 1e6)
 
@@ -177,7 +177,7 @@ class ModelObfuscation(Wrapper):
     Parameters
     ----------
     attack
-        The attack inside: a name, `package.module:ClassName` or an `Attack` object (default: "pgd_replacement").
+        The wrapped attack: a name, `package.module:ClassName` or an `Attack` object (default: "pgd_replacement").
     noise
         The standard deviation of the noise; the G²uardFL paper takes 0.034 from FLAME (default: 0.034).
     **inner_settings
@@ -222,7 +222,7 @@ class ModelObfuscation(Wrapper):
 
 @dataclass(frozen=True)
 class RandomizedSettings:
-    """The settings of `Randomized`, which describes them."""
+    """Settings of `Randomized`; see its docstring."""
 
     probability: float = number(0.5, 0, 1)
 
@@ -233,7 +233,7 @@ class Randomized(Wrapper):
     Parameters
     ----------
     attack
-        The attack inside: a name, `package.module:ClassName` or an `Attack` object (default: "pgd_replacement").
+        The wrapped attack: a name, `package.module:ClassName` or an `Attack` object (default: "pgd_replacement").
     probability
         The probability that a selected malicious client attacks (default: 0.5).
     **inner_settings

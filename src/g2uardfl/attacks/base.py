@@ -1,8 +1,8 @@
 """The interface of attacks: what malicious clients train on, how they train, and what they send.
 
-One attack object acts for all malicious clients (its team). It sees their data, the global models they receive and
-what they trained. Of the other clients it knows only how many samples all clients of a round report together, which
-Wang et al. (2020) also grant the attacker.
+One attack object acts for all malicious clients (its team). It sees their data, the global models they receive and what
+they trained. About the other clients it only knows the total number of samples that all clients of a round report, as
+in Wang et al. (2020).
 
 A round calls the methods of `Attack` from top to bottom. The simulator does the training: an attack returns jobs, so
 that malicious clients train like honest ones, one by one on a CPU or in one batched model on a GPU.
@@ -143,11 +143,11 @@ class Attack(ABC):
         return {member.client: trained[member.client] for member in turn.members}
 
     def state(self) -> SavedState:
-        """What the attack remembers between rounds; empty for an attack without memory."""
+        """The attack's state between rounds; empty for a stateless attack."""
         return SavedState()
 
     def restore(self, state: SavedState) -> None:  # noqa: B027 - an attack without memory has nothing to restore
-        """Continue from what `state` returned; `enlist` has been called before."""
+        """Restore what `state` returned; `enlist` has been called before."""
 
 
 def poisoned_count(total: int, pdr: float) -> int:

@@ -2,7 +2,7 @@
 
 The malicious client mixes backdoored samples into its data, then trains and reports exactly like an honest client.
 
-In the original all attackers share one mixed set (400 clean and 100 backdoored pictures for CIFAR-10). Here, as in the
+In the original all attackers share one mixed set (400 clean and 100 backdoored images for CIFAR-10). Here, as in the
 G²uardFL paper, each attacker mixes the share PDR into its own data and reports its real number of samples.
 """
 

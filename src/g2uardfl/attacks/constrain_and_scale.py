@@ -30,7 +30,7 @@ from .black_box import DataPoisoning
 
 @dataclass(frozen=True)
 class ConstrainAndScaleSettings:
-    """The settings of `ConstrainAndScale`, which describes them."""
+    """Settings of `ConstrainAndScale`; see its docstring."""
 
     alpha: float = number(0.5, 0, 1)
     scale: float | None = optional_number(0, math.inf, above=True)

@@ -1,8 +1,8 @@
 """DBA, the distributed backdoor attack (Xie et al. 2020): each attacker trains with one of the trigger's four parts.
 
-The trigger consists of four white bars, one pixel high, in the upper left corner of the picture. φ = {size, gap, shift}
+The trigger consists of four white bars, one pixel high, in the upper left corner of the image. φ = {size, gap, shift}
 gives their size, their distance from each other and their distance from the corner. Each attacker trains with one bar;
-the federation as a whole learns all of them. ASR is measured with the whole trigger, on test pictures that are not of
+the federation as a whole learns all of them. ASR is measured with the whole trigger, on test images that are not of
 the target class.
 
 Deliberate differences from the original code:
@@ -11,7 +11,7 @@ Deliberate differences from the original code:
 - The share of poisoned samples is PDR, as for every attack here (the original: 20 or 5 of each batch of 64). Attackers
   train for `epoch_factor` times the honest epochs; 3 is the original's 6 against 2 for CIFAR-10 (for MNIST it is 10
   against 1). Updates are not scaled (the original's multi-shot attack).
-- Bars are drawn on the stored pixels, before normalisation and, as for all training pictures, before augmentation.
+- Bars are drawn on the stored pixels, before normalisation and, as for all training images, before augmentation.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BARS = 4
 
 @dataclass(frozen=True)
 class DBASettings:
-    """The settings of `DBA`, which describes them."""
+    """Settings of `DBA`; see its docstring."""
 
     size: int | None = optional_number(1, 1000, integer=True)
     gap: int | None = optional_number(0, 1000, integer=True)
@@ -43,7 +43,7 @@ class DBASettings:
 
 
 class DBA(TriggerAttack):
-    """Each attacker trains on its own pictures, a share `pdr` of them with its bar and the target label.
+    """Each attacker trains on its own images, a share `pdr` of them with its bar and the target label.
 
     For `size`, `gap` and `shift`, None means the task's own value: {4, 2, 0} for MNIST and {6, 3, 0} for CIFAR-10.
 
@@ -56,7 +56,7 @@ class DBA(TriggerAttack):
     shift
         The distance of the first bar from the corner in pixels (default: None).
     target
-        The attacker's target label for pictures with the trigger (default: 2).
+        The attacker's target label for images with the trigger (default: 2).
     epoch_factor
         The number of epochs relative to honest clients (default: 3).
 
@@ -85,7 +85,7 @@ class DBA(TriggerAttack):
         super().__init__(size=size, gap=gap, shift=shift, target=target, epoch_factor=epoch_factor)
 
     def enlist(self, task: Task, team: Sequence[int]) -> None:
-        """Compute the positions of the bars; refuse bars that do not fit the pictures."""
+        """Compute the positions of the bars; refuse bars that do not fit the images."""
         super().enlist(task, team)
         usual = dict(zip(("size", "gap", "shift"), self.pixels.dba, strict=True))
         missing = {name: value for name, value in usual.items() if getattr(self.settings, name) is None}
@@ -95,13 +95,13 @@ class DBA(TriggerAttack):
         if shift + 2 * size + gap > width or shift + 2 + gap > height:
             raise ConfigError(f"dba: bars of size {size}, gap {gap}, shift {shift} do not fit {height}x{width} pixels")
 
-    def draw(self, pictures: Tensor, client: int | None) -> None:
+    def draw(self, images: Tensor, client: int | None) -> None:
         """One bar for a client; all four for the whole trigger."""
         size, gap, shift = self._trigger
         for bar in range(BARS) if client is None else (self.team.index(client) % BARS,):
             row = shift + (1 + gap) * (bar // 2)
             column = shift + (size + gap) * (bar % 2)
-            pictures[..., row, column : column + size] = self.pixels.white
+            images[..., row, column : column + size] = self.pixels.white
 
     def recipe(self, honest: Recipe) -> Recipe:
         """Longer training: one bar is a small trigger, and augmentation crops part of it."""

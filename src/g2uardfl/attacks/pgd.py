@@ -31,7 +31,7 @@ from .black_box import DataPoisoning
 
 @dataclass(frozen=True)
 class PGDSettings:
-    """The settings of `PGD`, which describes them."""
+    """Settings of `PGD`; see its docstring."""
 
     radius: float | None = optional_number(0, math.inf, above=True)
 
@@ -74,7 +74,7 @@ class PGD(DataPoisoning):
 
 @dataclass(frozen=True)
 class ReplacementSettings(PGDSettings):
-    """The settings of `PGDReplacement`, which describes them."""
+    """Settings of `PGDReplacement`; see its docstring."""
 
     share: str = choice("team", "team", "own")
 

@@ -6,7 +6,7 @@ from it whether the update was accepted, clipped or rejected. If all were reject
 models with one weight far from the others', which attract the defence's attention. The same feedback sets the strength
 of the masks.
 
-The trigger is a pattern of 5 x 3 pixels; ASR is measured on test pictures that are not of the target class.
+The trigger is a pattern of 5 x 3 pixels; ASR is measured on test images that are not of the target class.
 
 Deliberate differences from the original code, in which every client takes part in every round:
 
@@ -49,14 +49,14 @@ from .base import Member, Model, Turn
 from .trigger import TriggerAttack
 
 PATTERN = ("#.#", " # ", "  .", " # ", "#.#")
-"""The trigger: # is white, . is black, and blanks leave the picture unchanged."""
+"""The trigger: # is white, . is black, and blanks leave the image unchanged."""
 PATTERN_ROW, PATTERN_COLUMN = 3, 23
-"""The position of the trigger's upper left corner, as in the original; smaller pictures have it at their edge."""
+"""The position of the trigger's upper left corner, as in the original; smaller images have it at their edge."""
 
 
 @dataclass(frozen=True)
 class ThreeDFedSettings:
-    """The settings of `ThreeDFed`, which describes them."""
+    """Settings of `ThreeDFed`; see its docstring."""
 
     kappa: float = number(1e5, 1, 1e12)
     target: int = number(8, 0, 10**9)
@@ -86,7 +86,7 @@ class ThreeDFed(TriggerAttack):
     kappa
         κ: the factor by which an indicator's change is multiplied (default: 1e5).
     target
-        The attacker's target label for pictures with the trigger (default: 8).
+        The attacker's target label for images with the trigger (default: 8).
     distance_weight
         The weight of ‖w - G‖ in the loss (default: 0.4).
     epoch_factor
@@ -117,9 +117,9 @@ class ThreeDFed(TriggerAttack):
 
     Notes
     -----
-    For tasks with images whose model has a convolution and a linear layer. The attackers of a round cooperate, and read
-    in the next global model what became of their updates. ASR is measured with their own trigger, on test images that
-    are not of the target class.
+    For tasks with images whose model has a convolution and a linear layer. The attackers of a round cooperate, and
+    infer from the next global model whether their updates were accepted, clipped or rejected. ASR is measured with
+    their own trigger, on test images that are not of the target class.
 
     References
     ----------
@@ -200,14 +200,14 @@ class ThreeDFed(TriggerAttack):
         self._output_weight, self._output_bias = f"{outputs[-1]}.weight", f"{outputs[-1]}.bias"
         self._parameters = [name for name, _ in self._model.named_parameters()]
 
-    def draw(self, pictures: Tensor, client: int | None) -> None:
+    def draw(self, images: Tensor, client: int | None) -> None:
         """The same pattern for all clients."""
-        top = min(PATTERN_ROW, pictures.shape[-2] - len(PATTERN))
-        left = min(PATTERN_COLUMN, pictures.shape[-1] - len(PATTERN[0]))
+        top = min(PATTERN_ROW, images.shape[-2] - len(PATTERN))
+        left = min(PATTERN_COLUMN, images.shape[-1] - len(PATTERN[0]))
         for row, line in enumerate(PATTERN):
             for column, mark in enumerate(line):
                 if mark != " ":
-                    pictures[..., top + row, left + column] = self.pixels.white if mark == "#" else 0
+                    images[..., top + row, left + column] = self.pixels.white if mark == "#" else 0
 
     def observe(self, turn: Turn) -> None:
         """Read the indicators if they were planted in the round before this one."""

@@ -1,4 +1,4 @@
-"""`g2uardfl check`: the contract of a rule, an attack or a task of one's own."""
+"""`g2uardfl check`: check the contract of a custom rule, attack or task."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def check(
         list[str] | None, typer.Option("--set", help="A setting of the class.", metavar="KEY=VALUE")
     ] = None,
 ) -> None:
-    """Check a class of your own: what it does with invalid clients, seeds, saved states and much more.
+    """Check your own class: how it handles invalid clients, seeds, saved states and more.
 
     Exit status 1 if a check fails. Example: g2uardfl check mine.py:Rule
     """

@@ -15,8 +15,8 @@ _FEDERATION: dict[str, Any] = {
     "task_settings": {"wrong_labels": 0.15},
     "attack_settings": {"radius": 0.3},
 }
-"""Honest clients have different data, 15 % of the labels are wrong, and they go on learning from the converged model:
-norms of their updates are between 0.01 and 0.7. Those of attackers are 0.3, so that no limit on norms stops them."""
+"""Clients are heterogeneous and 15 % of the labels are wrong, so honest clients keep learning from the converged model:
+the norms of their updates are between 0.01 and 0.7. Those of attackers are 0.3, so no limit on norms excludes them."""
 _DEFENSES: dict[str, dict[str, Any]] = {"fedavg": {}, "multi_krum": {"malicious_clients": 3}, "g2uardfl": {}}
 """No defence; a classic rule, for as many attackers as it allows in rounds of ten; and the guard."""
 

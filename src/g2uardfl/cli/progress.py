@@ -55,7 +55,7 @@ def stopping_after_the_round(simulation: Simulation, place: Path) -> Iterator[No
 
 
 class PretrainingProgress:
-    """Shows how the training of a converged model goes: a bar on a terminal, and lines elsewhere.
+    """Shows the progress of training a converged model: a bar on a terminal, and lines elsewhere.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ def duration(seconds: float) -> str:
 
 
 class ProgressBar(Callback):
-    """Shows rounds, ACC, ASR and the number of clients refused in the last round; prints rollbacks and kept models.
+    """Shows rounds, ACC, ASR and the number of clients rejected in the last round; prints rollbacks and kept models.
 
     All other events are in `rounds.jsonl` and on the report page.
     """
@@ -118,7 +118,7 @@ class ProgressBar(Callback):
             self._show(record["acc"], record["asr"])
         decisions = [verdict["decision"] for verdict in record["verdicts"].values()]
         refused = sum(decision != "accepted" for decision in decisions)
-        self._progress.update(self._bar, advance=1, note=f"{self._scores}  refused {refused} of {len(decisions)}")
+        self._progress.update(self._bar, advance=1, note=f"{self._scores}  rejected {refused} of {len(decisions)}")
         for event in record["events"]:
             if event["kind"] in WARNED_EVENTS:
                 self._progress.console.print(f"round {record['round']}: {event['message']}", highlight=False)

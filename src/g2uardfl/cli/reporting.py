@@ -66,7 +66,7 @@ def _read(path: Path) -> list[Run]:
 
 
 def _beside(paths: list[Path]) -> Path:
-    """Where the page goes unless it is said."""
+    """The default path of the page."""
     if len(paths) == 1 and paths[0].is_file():
         return paths[0].with_suffix(".html")
     return paths[0] / "report.html" if len(paths) == 1 and paths[0].is_dir() else Path("report.html")

@@ -169,7 +169,7 @@ def run_sweep(
 
 @contextmanager
 def _stopping(planned: Sweep) -> Iterator[list[float]]:
-    """Stop after the current rounds on the first Ctrl-C, at once on the second; the list tells when that was."""
+    """Stop after the current rounds on the first Ctrl-C, at once on the second; yields the time of the first."""
     stopped: list[float] = []
 
     def request_stop(_number: int, _frame: object) -> None:

@@ -22,7 +22,7 @@ _QUIET_SECONDS = 60.0
 
 
 class SweepProgress:
-    """Shows how the runs of a sweep go.
+    """Shows the progress of the runs of a sweep.
 
     Parameters
     ----------

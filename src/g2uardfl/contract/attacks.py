@@ -123,7 +123,7 @@ def _require_samples(samples: Samples, task: Task, where: str) -> None:
     stored = task.train.x
     same = samples.x.dtype == stored.dtype and samples.x.shape[1:] == stored.shape[1:]
     require(same, f"{where} returns inputs of another dtype or shape than the task's")
-    require(samples.y.min() >= 0 and samples.y.max() < task.num_classes, f"{where} returns labels that are no class")
+    require(samples.y.min() >= 0 and samples.y.max() < task.num_classes, f"{where} returns labels that are not classes")
 
 
 CHECKS = [

@@ -74,7 +74,7 @@ UNUSABLE: dict[str, Lie] = {
     "a missing name": lambda honest, _: dict(list(honest.items())[1:]),
     "an extra name": lambda honest, _: {**honest, "surprise\n\x1b[31m": next(iter(honest.values()))},
     "a name of a megabyte": lambda honest, _: {**honest, "x" * 10**6: next(iter(honest.values()))},
-    "a name that is no string": lambda honest, _: {**honest, 7: next(iter(honest.values()))},
+    "a name that is not a string": lambda honest, _: {**honest, 7: next(iter(honest.values()))},
     "a wrong shape": with_first(lambda array: array.reshape(-1)[:-1]),
     "a huge array": with_first(lambda array: np.broadcast_to(np.float32(1), (2**40,))),
     "one more axis": with_first(lambda array: array[None]),
@@ -92,7 +92,7 @@ UNUSABLE: dict[str, Lie] = {
     "nothing": lambda honest, _: None,
     "a string": lambda honest, _: "weights",
 }
-"""What no rule can use: the sender is invalid, and nobody else is affected."""
+"""Unusable messages: the sender is invalid, and no other client is affected."""
 
 WELL_FORMED: dict[str, Lie] = {
     "the model unchanged": lambda honest, model: dict(model),
@@ -108,4 +108,5 @@ WELL_FORMED: dict[str, Lie] = {
     "an array in Fortran order": with_first(lambda array: np.asfortranarray(np.asarray(array))),
     "half precision": with_first(lambda array: torch.as_tensor(np.asarray(array)).half()),
 }
-"""What a rule has to judge: never an exception, a lost round, or a model that is not finite."""
+"""Usable but extreme messages: a rule must judge them without an exception, a lost round or a model that is not
+finite."""

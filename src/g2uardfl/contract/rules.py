@@ -66,7 +66,7 @@ def _verdicts(make: Make) -> None:
     )
     for client, verdict in result.verdicts.items():
         require(verdict.decision in get_args(Decision), f"the decision on client {client!r} is {verdict.decision!r}")
-        require(verdict.reason.endswith("."), f"the reason of client {client!r} is no sentence: {verdict.reason!r}")
+        require(verdict.reason.endswith("."), f"the reason of client {client!r} is not a sentence: {verdict.reason!r}")
         numbers = (verdict.benign_score, verdict.distance, verdict.suspicion, verdict.weight)
         require(all(x is None or np.isfinite(x) for x in numbers), f"a number in {verdict} is not finite")
     report = result.report.as_dict()
@@ -231,12 +231,12 @@ def _judged(make: Make) -> None:
 
 @contextmanager
 def _about(kind: str) -> Iterator[None]:
-    """Say in every error what was sent."""
+    """Add to every error the name of the message that was sent."""
     try:
         yield
     except BrokenError as error:
         raise BrokenError(f"with a client that sends {kind}: {error}") from error
-    except Exception as error:  # a rule of one's own may raise anything
+    except Exception as error:  # a custom rule may raise anything
         raise BrokenError(f"a client that sends {kind} causes {type(error).__name__}: {error}") from error
 
 

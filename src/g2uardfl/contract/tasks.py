@@ -20,7 +20,7 @@ def _samples(make: Make) -> None:
         samples: Samples = getattr(task, part)
         require(len(samples), f"{part} is empty")
         require(samples.y.dtype == torch.int64, f"the labels of {part} are {samples.y.dtype}, not torch.int64")
-        require(samples.y.ndim == 1, f"the labels of {part} are no vector")
+        require(samples.y.ndim == 1, f"the labels of {part} are not a vector")
         inside = samples.y.min() >= 0 and samples.y.max() < task.num_classes
         require(inside, f"{part} has labels outside 0 to {task.num_classes - 1}")
         same = samples.x.dtype == task.train.x.dtype and samples.x.shape[1:] == task.train.x.shape[1:]
@@ -58,7 +58,7 @@ def _models(make: Make) -> None:
         expected = (len(batch), task.num_classes)
         require(outputs.shape == expected, f"the outputs of {name!r} have shape {tuple(outputs.shape)}, not {expected}")
         loss = task.loss(outputs, batch.y)
-        require(loss.ndim == 0 and torch.isfinite(loss), f"the loss of {name!r} is no finite number")
+        require(loss.ndim == 0 and torch.isfinite(loss), f"the loss of {name!r} is not a finite number")
 
 
 def _augmentation(make: Make) -> None:
@@ -81,7 +81,7 @@ def _training(make: Make) -> None:
     finite = all(torch.isfinite(value).all() for value in first.values())
     require(finite, f"three steps with lr={task.defaults.lr} give weights that are not finite")
     few = task.test.take(torch.arange(min(50, len(task.test))))
-    require(0 <= share_predicted(task, model, few) <= 1, "ACC is no share")
+    require(0 <= share_predicted(task, model, few) <= 1, "ACC is not between 0 and 1")
 
 
 CHECKS = [

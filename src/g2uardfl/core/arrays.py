@@ -1,4 +1,4 @@
-"""Arrays of NumPy and torch as tensors, and what else a client may send in their place."""
+"""Conversion of NumPy and torch arrays to tensors, and rejection of anything else that a client may send."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def converted(value: Any) -> Tensor:
 
 
 def require_array(value: object) -> None:
-    """Raise `BadWeightsError` for what is no array of numbers; the numbers themselves are not read."""
+    """Raise `BadWeightsError` for anything that is not an array of numbers; does not read the numbers."""
     if isinstance(value, Tensor):
         if value.is_complex() or value.layout != torch.strided or value.is_quantized or value.is_meta:
             raise BadWeightsError("is not a dense real tensor")

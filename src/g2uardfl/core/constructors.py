@@ -1,4 +1,4 @@
-"""Objects of classes that users select by name, and the settings they were made with."""
+"""Construction of objects whose class a user selects by name, and their resolved settings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Made = TypeVar("Made")
 
 
 def construct(kind: type[Made], settings: Mapping[str, Any], **others: Any) -> Made:
-    """An object of `kind`; ConfigError if its constructor does not take the settings or is not complete.
+    """Create an object of `kind`; raises ConfigError if its constructor does not accept the settings.
 
     Parameters
     ----------
@@ -22,7 +22,7 @@ def construct(kind: type[Made], settings: Mapping[str, Any], **others: Any) -> M
     settings
         What the user chose, by name.
     **others
-        Further arguments, which are no settings.
+        Further arguments that are not settings.
     """
     parameters = inspect.signature(kind).parameters
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
@@ -33,16 +33,16 @@ def construct(kind: type[Made], settings: Mapping[str, Any], **others: Any) -> M
     try:
         return kind(**settings, **others)
     except TypeError as error:
-        raise ConfigError(f"{kind.__name__} cannot be made: {error}") from error
+        raise ConfigError(f"{kind.__name__} cannot be created: {error}") from error
 
 
 def resolved_settings(made: Any, given: Mapping[str, Any], without: Collection[str] = ()) -> dict[str, Any]:
-    """The settings with which the class of `made` makes the same object again: also those that were not given.
+    """All settings that recreate `made`, including those that were not given.
 
     Parameters
     ----------
     made
-        A rule, an attack or a task; `configuration()` are its settings.
+        A rule, an attack or a task; `configuration()` returns its settings.
     given
         The settings it was made with, for a class that takes others than it reports.
     without

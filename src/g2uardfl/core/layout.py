@@ -155,7 +155,7 @@ class ModelLayout:
 
     @cached_property
     def buffers(self) -> list[Entry]:
-        """Non-empty statistics and counters, which are no part of the updates that rules see."""
+        """Non-empty statistics and counters, which are not part of the updates that rules see."""
         return [entry for entry in self.entries if entry.kind != "parameter" and entry.size]
 
     def signature(self) -> list[list[Any]]:

@@ -1,4 +1,4 @@
-"""Processes that do one job after the other for the main process, and end when it ends."""
+"""Worker processes that execute jobs for the main process, and exit when it exits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where randomness comes from: a seed that was passed in, or the operating system."""
+"""The source of randomness: a seed that was passed in, or the operating system."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import secrets
 
 
 def secret_of(seed: int | None) -> int:
-    """`seed`, which makes everything repeatable, or without one 128 bits that nobody else knows.
+    """`seed`, which makes everything repeatable, or 128 random bits if it is None.
 
     >>> secret_of(7)
     7

@@ -60,14 +60,14 @@ class Registry:
         return self._own_class(name, self._import(name, place), class_name)
 
     def _import(self, name: str, place: str) -> ModuleType:
-        """The module of a class of one's own."""
+        """Import the module of a custom class."""
         try:
             return import_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
         except ConfigError as error:
             raise ConfigError(f"{self.kind} {name!r}: {error}") from error
         except ImportError as error:
             raise ConfigError(f"{self.kind} {name!r}: cannot import {place} ({error})") from error
-        except Exception as error:  # anything may happen in a file of somebody else's
+        except Exception as error:  # third-party code can raise anything
             raise ConfigError(f"{self.kind} {name!r}: {place} raises {type(error).__name__}: {error}") from error
 
     def _own_class(self, name: str, module: ModuleType, class_name: str) -> type[Any]:

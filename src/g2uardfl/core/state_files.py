@@ -1,8 +1,8 @@
 """Saved state: one file with named arrays and a JSON document, without pickle, written atomically.
 
 The file is an uncompressed `.npz` archive, followed by a line with the SHA-256 sum of the archive, which NumPy ignores.
-The sum is verified before anything is parsed, so that a damaged file is one error and never another state. A `kind`
-identifies the file's content.
+The sum is verified before anything is parsed, so a damaged file raises one error and is never loaded as another state.
+A `kind` identifies the file's content.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _BLOCK = 1 << 20
 
 @dataclass(frozen=True)
 class SavedState:
-    """The memory of an object: JSON values and arrays of numbers."""
+    """The state of an object: JSON values and arrays of numbers."""
 
     values: Mapping[str, Any] = field(default_factory=dict)
     arrays: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)

@@ -1,11 +1,12 @@
-"""Text for messages: suggestions for misspelt names; what clients chose, printable and of limited length."""
+"""Text for messages: suggestions for misspelt names, and client-supplied text made printable and shortened."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 LONGEST = 200
-"""Characters of a client's text that are quoted: enough for an error message, and a line of a log stays readable."""
+"""The maximum number of quoted characters of a client's text: enough for an error message, short enough for a log
+line."""
 
 
 def shortened(text: str, longest: int) -> str:

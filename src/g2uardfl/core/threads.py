@@ -32,7 +32,7 @@ finish at nearly the same time; fewer batches cost less overhead."""
 
 
 class _ThisThread(threading.local):
-    """What each thread knows of its own limits."""
+    """The limits of each thread."""
 
     allowed: int | None = None
     """Inside `one_thread`: the number of threads that parallel loops may use; 1 in the threads of such a loop."""

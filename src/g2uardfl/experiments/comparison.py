@@ -19,7 +19,7 @@ _LATEX = str.maketrans({character: f"\\{character}" for character in "&%$#_{}"})
 
 
 def chosen_figures(names: Sequence[str]) -> dict[str, str]:
-    """Some of `FIGURES` by their names in `summary.json`, in the order of `names`; all where there are none.
+    """The `FIGURES` with the given names in `summary.json`, in that order; all of them if `names` is empty.
 
     >>> chosen_figures(["asr", "acc"])
     {'ASR %': 'asr', 'ACC %': 'acc'}

@@ -30,11 +30,10 @@ class Grid:
     ----------
     axes
         The axes. A task, attack or defense can carry settings, which belong to this value alone:
-        `g2uardfl,profile=paper` or `pgd,rounds=140,radius=1.5`. A key that is no field of `RunConfig` is a setting of
-        the task, attack or defense it is appended to.
+        `g2uardfl,profile=paper` or `pgd,rounds=140,radius=1.5`. A key that is not a field of `RunConfig` is a setting
+        of the task, attack or defense it is appended to.
     cells
-        Where there are some, each is a grid of its own: `axes` with its own axes in place of those of the same name
-        (default: none).
+        Separate grids: each replaces the axes of the same name by its own (default: none, `axes` is the only grid).
 
     Examples
     --------

@@ -68,7 +68,7 @@ class EachRound(Callback):
 
 
 class _TimeLimit(Callback):
-    """Finishes a run early when its time has expired."""
+    """Ends a run early when its time limit has expired."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds

@@ -31,7 +31,7 @@ Outcome = tuple[str, Any]
 
 
 class Observer(Protocol):
-    """Is told how the runs of a sweep go."""
+    """Receives the progress of the runs of a sweep."""
 
     def on_round(self, job: Job, record: dict[str, Any]) -> None:
         """Called after each round with its number, ACC and ASR."""
@@ -56,7 +56,7 @@ class Pool:
     size
         The number of processes.
     observer
-        Is told how the runs go.
+        Receives the progress of the runs.
     """
 
     def __init__(self, jobs: Iterable[Job], size: int, observer: Observer) -> None:
@@ -127,7 +127,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def brief(record: dict[str, Any]) -> dict[str, Any]:
-    """What an observer gets of a round."""
+    """The values of a round that an observer receives."""
     return {name: record[name] for name in ("round", "acc", "asr")}
 
 

@@ -36,7 +36,7 @@ class RayPool:
     per_gpu
         The number of runs that share a GPU.
     observer
-        Is told how the runs go.
+        Receives the progress of the runs.
     """
 
     def __init__(self, jobs: Sequence[Job], address: str, per_gpu: int, observer: Observer) -> None:
@@ -95,7 +95,7 @@ class RayPool:
             self._observer.on_failed(job, content)
 
     def _report_round(self, reference: Any) -> None:
-        """Report the last round of a run, unless it has been."""
+        """Report the last round of a run, if it has not been reported."""
         job = self._running[reference]
         try:
             lines = (job.path / "rounds.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
@@ -111,7 +111,7 @@ def _execute(job: Job, folder: str) -> Outcome:
     import torch
 
     torch.set_num_threads(1)
-    if os.path.isdir(folder):  # paths of data and of classes of one's own are relative to it
+    if os.path.isdir(folder):  # paths of data and of custom classes are relative to it
         os.chdir(folder)
         sys.path.append(folder)
     stop: list[int] = []

@@ -1,4 +1,4 @@
-"""Results of many runs: which runs there are, in what they differ, and their figures as means over seeds."""
+"""Results of many runs: finding them, the settings in which they differ, and their metrics as means over seeds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..tasks.base import TrainingDefaults
 NAMED = {"task": task_name, "attack": attack_name, "defense": defense_name}
 """The settings that are names, and how they are shown."""
 _MACHINE = ("device", "data_dir", "checkpoint_every", "workers", "engine")
-"""Settings that say how a run was executed and not what it is."""
+"""Settings that do not change the experiment, only how it is executed."""
 
 
 _FROM_TASK = ("model", *(item.name for item in dataclasses.fields(TrainingDefaults)))

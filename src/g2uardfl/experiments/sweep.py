@@ -1,4 +1,4 @@
-"""A sweep: the runs of a grid, each in a directory of its own, in parallel; what is there already is kept.
+"""A sweep: the runs of a grid in parallel, each in its own directory; finished runs are kept.
 
 A run directory is named by the settings in which the runs differ, and a hash of the whole config. The hash identifies
 the run, so that a grid can be extended and changed: runs that it still contains are found under their old names.
@@ -76,7 +76,7 @@ class Sweep:
     ) -> None:
         if jobs < 1:
             raise ConfigError(f"jobs={jobs} is not allowed: use at least 1")
-        trackers.create_all(logs)  # an unknown name is an error now, not in each run
+        trackers.create_all(logs)  # report an unknown name now, not in each run
         if ray is None:
             for device in {config.device for config in configs}:
                 usable_device(device)

@@ -1,4 +1,4 @@
-"""Trackers: the curves of a run in TensorBoard, Weights & Biases, MLflow or a CSV file; and callbacks of one's own.
+"""Trackers: the curves of a run in TensorBoard, Weights & Biases, MLflow or a CSV file; and custom callbacks.
 
 A tracker gets, after each round, ACC and ASR, the detection rates of all rounds so far, the number of rejected clients
 and seconds; rates that are not defined are left out.

@@ -1,1 +1,1 @@
-"""What every real deployment needs, whatever framework carries its messages: barrier, audit, saved state, log lines."""
+"""Components of real deployments, independent of the framework: reply barrier, audit, saved state, log lines."""

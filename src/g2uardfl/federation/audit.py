@@ -6,8 +6,8 @@ of a round are followed by one line without `client`, with `note`, `events`, `st
 a graph of the clients, its strongest `edges`. Many JSON readers do not keep integers as large as node ids exactly, so
 client and node are strings.
 
-`previous` is the hash of the line before, also across files and sessions (`audit_files.py`), so that a line that was
-changed, removed or moved later shows. Nothing that was written completely is ever deleted.
+`previous` is the hash of the line before, also across files and sessions (`audit_files.py`), so that a line that is
+later changed, removed or moved is detected. Nothing that was written completely is ever deleted.
 
 A server that is killed may leave an unfinished round, and the next one writes that round again under another `session`.
 At the first line of a new session a reader therefore drops every round from that line's on.
@@ -55,7 +55,7 @@ class AuditWriter:
         The size of a file, unless a single round needs more (default: 256 MiB).
     follows
         The hash of the last line that the server is known to have written. If the file lacks that line, the chain
-        continues from it, so that the gap shows (default: None, not known).
+        continues from it, so that the gap is detected (default: None, not known).
 
     Attributes
     ----------
@@ -102,7 +102,7 @@ class AuditWriter:
             lines.append({**head, "client": str(client), "node": str(nodes.get(client, client)), **given})
         lines.append({**head, **report.as_dict()})
         if len(self._unwritten) > _MAX_UNWRITTEN:
-            self._unwritten = b""  # The gap shows in the chain.
+            self._unwritten = b""  # The chain reveals the gap.
         for entry in lines:
             content = json.dumps({"schema": SCHEMA, "previous": self.head, **entry}, default=str).encode()
             self.head = line_hash(content)

@@ -1,4 +1,4 @@
-"""The barrier that collects the replies of a round: which of them can be used, who sent each, and why the rest cannot.
+"""The barrier that collects the replies of a round: which are usable, who sent each, and why the others are not.
 
 Clients write these messages, so their content is not trusted: a bad reply costs its sender the round and raises
 nothing, and a client's text appears in logs only quoted and shortened.
@@ -17,7 +17,7 @@ from ..core.text import failure, quoted
 Message = TypeVar("Message")
 """A message of the framework."""
 Content = TypeVar("Content")
-"""What is read from a usable message."""
+"""The content of a usable message."""
 
 
 LONGEST_IDENTITY = 200
@@ -67,7 +67,7 @@ class Replies(Generic[Content]):
 
     @property
     def clients(self) -> list[ClientId]:
-        """Everybody who was asked or replied."""
+        """Every client that was asked or replied."""
         return [*self.usable, *self.unusable]
 
 
@@ -140,7 +140,7 @@ class Barrier(Generic[Message, Content]):
             return client, _Unusable(f"It {error}.")
         except Exception as error:
             # A client wrote what is read here, so that reading it can raise almost anything.
-            return client, _Unusable(f"It sent what cannot be read ({failure(error)}).")
+            return client, _Unusable(f"Its reply cannot be read ({failure(error)}).")
         return client, content
 
     def _remember(self, node: int, client: ClientId) -> None:

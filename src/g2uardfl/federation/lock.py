@@ -1,7 +1,7 @@
-"""One server for each file: a second process that wants to write the same state or audit is refused.
+"""A lock that allows one server per file: a second process that tries to write the same state or audit gets an error.
 
 The lock is on a hidden file in the same folder, because the file itself is replaced (the state) or renamed (the audit).
-Symbolic links are resolved, so that a file has one lock, whatever names it has. The operating system releases it when
+Symbolic links are resolved, so a file has one lock, whatever its names. The operating system releases it when
 the process ends, however it ends. The hidden file stays: deleting it could let two servers in.
 """
 

@@ -1,4 +1,4 @@
-"""Preflight: what weakens the protection of a federation, one sentence for each condition, before the first round."""
+"""Preflight check before the first round: one sentence for each condition that weakens the protection."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..aggregators.base import Aggregator
 from ..core.layout import ModelLayout, Weights, as_tensor
 
 _MIN_ENTRIES = 5000
-"""Matrices with fewer entries say too little about how they were made."""
+"""Smaller matrices are ignored: their kurtosis is too noisy."""
 _KURTOSES = 1.8, 3.0
 """The kurtosis of a uniform and of a normal distribution, from which untrained weights are drawn."""
 _TOLERANCE, _STANDARD_ERRORS = 0.05, 4.0
@@ -66,7 +66,7 @@ def weaknesses(
         )
     if is_untrained(model):
         found.append(
-            "The model looks untrained: all clients learn the same at first, and attackers can hide in that. Train it "
+            "The model looks untrained: in the first rounds all updates are similar, which hides attackers. Train it "
             "on trusted data first if you can."
         )
     if layout.buffers:

@@ -1,6 +1,6 @@
-"""What a federation keeps across restarts of its server, in one file that is written whole or not at all.
+"""The state of a federation across restarts of its server, in one file that is written atomically.
 
-Rounds done, the rule's memory and the global model belong together: the reputations of one round do not fit the model
+Rounds done, the rule's state and the global model belong together: the reputations of one round do not fit the model
 of another.
 """
 
@@ -34,7 +34,7 @@ class FederationState:
     configuration: Mapping[str, Any]
     """The settings of the rule by name, as JSON values."""
     memory: SavedState
-    """What the rule remembers."""
+    """The state of the rule."""
     model: SavedState
     """The global model, in the form that the framework's part of this package writes and reads."""
     audit: str | None = None
@@ -80,7 +80,7 @@ class FederationState:
             raise StateError(f"{target} is incomplete ({error}): restore it from a copy or start anew") from error
 
     def restore(self, rule: Aggregator, path: str | os.PathLike[str] | None) -> list[str]:
-        """Give a new `rule` the saved memory; returns its settings that differ from the saved ones.
+        """Restore the saved state into a new `rule`; returns its settings that differ from the saved ones.
 
         The settings of `rule` stay as they are. `path` is where this state was loaded from, for the error message.
         """

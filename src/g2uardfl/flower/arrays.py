@@ -70,7 +70,7 @@ def view(array: Array) -> Tensor | npt.NDArray[Any]:
     except BadWeightsError:
         raise
     except Exception as error:
-        # A client wrote all of this, so that reading it can raise almost anything.
+        # A client wrote all of this, so reading it can raise almost anything.
         raise BadWeightsError(f"is damaged ({failure(error)})") from error
 
 
@@ -88,7 +88,7 @@ def _view(array: Array) -> Tensor | npt.NDArray[Any]:
         raise BadWeightsError(f"is an array of {shortened(str(dtype), 40)}")
     # bool is a subclass of int, and True a valid size for NumPy.
     if not all(type(size) is int and 0 <= size < _MAX_DIMENSION for size in shape):
-        raise BadWeightsError("is damaged: its header is no shape of an array")
+        raise BadWeightsError("is damaged: its header is not a valid shape")
     count = math.prod(shape)
     if count * dtype.itemsize != len(array.data) - start:
         raise BadWeightsError("is damaged: its size contradicts its header")

@@ -1,4 +1,4 @@
-"""A grid that tolerates replies that Flower cannot decode: they cost their senders the round, and nobody else.
+"""A grid that tolerates replies that Flower cannot decode: only their senders are excluded from the round.
 
 Flower's grid fetches all replies at once and decodes them in turn. One reply that makes the decoder raise (for example
 an array whose shape is a word) ends the server app. Here each reply is decoded by itself.
@@ -8,7 +8,7 @@ The SuperLink deletes replies when it hands them over, so that a batch cannot be
 and then answers with one recorded reply at a time. A grid without such a connection is asked for each reply separately.
 
 Flower waits for a reply whose sender has announced it and not uploaded it yet, up to two hours and whatever the
-timeout. Here such a reply is tried again with the next request, and nobody waits for it.
+timeout. Here such a reply is requested again the next time, without waiting for it.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class TolerantGrid(Grid):
 
 
 class _Connection:
-    """A connection that another one stands behind."""
+    """A connection that delegates to another one."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection

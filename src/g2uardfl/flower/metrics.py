@@ -25,9 +25,9 @@ MetricsFn = Callable[[list[RecordDict], str], MetricRecord]
 LEFT_OUT = "g2uardfl-metrics-left-out"
 """The clients of a round whose metrics are not finite."""
 EVENTS = ("rolled_back", "eliminated", "model_kept")
-"""What the rule can do to the model on its own; each has a metric that is 1 in a round in which it did."""
+"""Events in which the rule changes the model; each has a metric that is 1 in a round with the event."""
 _REACH = 2.0
-"""How far from m a client's value counts, in multiples of r; the same as for running statistics."""
+"""The largest distance of a client's value from m that counts, in multiples of r; as for running statistics."""
 
 
 def has_metrics(reply: Message, weighted_by_key: str) -> bool:
@@ -72,8 +72,8 @@ def averaged(contents: Iterable[RecordDict], weighted_by_key: str, average: Metr
 def robust_average(contents: list[RecordDict], weighted_by_key: str) -> MetricRecord:
     """The mean of each metric, weighted by samples, with each client's value moved to within 2 r of m.
 
-    m is the lower median of the clients, and r the smallest distance from m within which a majority of them lies. Where
-    nobody lies, few values are that far away, and the result is near the weighted mean, or equal to it.
+    m is the lower median of the clients, and r the smallest distance from m within which a majority of them lies.
+    Without false reports few values are that far away, and the result is close or equal to the weighted mean.
     """
     records = [_metrics(content) for content in contents]
     shares = sample_shares(np.array([record[weighted_by_key] for record in records], dtype=np.float64))
@@ -87,7 +87,7 @@ def robust_average(contents: list[RecordDict], weighted_by_key: str) -> MetricRe
 
 
 def add_round(record: MetricRecord, report: RoundReport, rounds_done: int, rounds_kept: int, seconds: float) -> None:
-    """Add how many clients got each decision, what the rule did to the model on its own, and the round's numbers."""
+    """Add the number of clients with each decision, the events of the round, and the round's numbers."""
     for decision in DECISIONS:
         record[_name(decision)] = sum(verdict.decision == decision for verdict in report.verdicts.values())
     for kind in EVENTS:

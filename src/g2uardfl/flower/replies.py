@@ -15,7 +15,7 @@ Identity = Callable[[Message], ClientId]
 """Identifies the client that sent a reply."""
 
 _MAX_EXAMPLES = 1e15
-"""More samples than any client has; weights beyond it would round those of the other clients to 0."""
+"""More samples than any client has; larger counts would round the weights of the other clients to 0."""
 
 
 @dataclass(frozen=True)

@@ -77,18 +77,18 @@ class AggregatorStrategy(FedAvg):
     authenticated_nodes
         Whether they do (`flower-superlink --enable-supernode-auth`); True silences the warning (default: False).
     state_path
-        The file that holds rounds done, the rule's memory and the model after every round. A new strategy with the same
-        path resumes from it; a second process is refused (default: None, nothing is saved).
+        The file that holds rounds done, the rule's state and the model after every round. A new strategy with the same
+        path resumes from it; a second process gets an error (default: None, nothing is saved).
     audit_path
         The file to which every verdict and round is appended as JSON; `g2uardfl report` turns it into a page. A second
-        process is refused (default: None).
+        process gets an error (default: None).
     audit_max_bytes
         The size at which the audit is renamed to `audit_path.1`, `.2`, ... and a new file begins (default: 256 MiB).
     observers
         Called with each round that the rule decided, and its outcome (default: none).
     buffers
-        Shell patterns of floating-point arrays that are no parameters, such as `"codebook.*"`: they are aggregated like
-        running statistics, and no rule sees them in an update (default: none).
+        Shell patterns of floating-point arrays that are not parameters, such as `"codebook.*"`: they are aggregated
+        like running statistics, and are not part of the updates that rules see (default: none).
     **rule_settings
         The settings of the rule (`g2uardfl show NAME`), if it is given by name.
 
@@ -242,7 +242,7 @@ class AggregatorStrategy(FedAvg):
         return self._requests
 
     def _preflight(self, arrays: ArrayRecord, is_real: bool) -> None:
-        """Log what weakens the protection, once the number of clients in a round is known."""
+        """Log the preflight check, once the number of clients in a round is known."""
         model = RecordWeights(arrays)
         for sentence in weaknesses(
             self.aggregator,

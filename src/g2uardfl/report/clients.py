@@ -1,4 +1,4 @@
-"""The clients of a run or a federation, those with most trouble first."""
+"""The clients of a run or a federation, ordered by wrong decisions and rejections."""
 
 from __future__ import annotations
 

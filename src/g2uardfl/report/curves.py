@@ -46,7 +46,7 @@ class Series(Generic[R]):
     """One curve: runs that differ in nothing but their seed."""
 
     panel: str
-    """Attack, task and all else that is no matter of the defence."""
+    """Attack, task and all other settings except those of the defence."""
     name: str
     """The defence, with those of its settings in which runs differ."""
     runs: list[R] = field(default_factory=list)

@@ -50,8 +50,8 @@ def graph(subject: Subject) -> Figure:
     decided = {verdict["decision"] for record in rounds for verdict in record["verdicts"].values()}
     legend = [Key(words(name), name, "box") for name in DECISIONS if name in decided]
     caption = (
-        "Each disc is a cluster; the further from its centre, the less a client fits in. "
-        "Lines join each client with those most similar to it; the wider, the more similar."
+        "Each disc is a cluster; a client farther from its centre is less typical of it. "
+        "Lines join each client to the most similar ones; a wider line means a higher similarity."
     )
     if subject.is_simulated:
         legend += [Key("attacked", "ring attacked", "ring"), Key("did not attack", "ring behaved", "ring")]

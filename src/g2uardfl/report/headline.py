@@ -1,4 +1,4 @@
-"""The results in words."""
+"""The results as sentences."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .curves import Series
 from .subjects import Record, rounds_with
 
 _KEPT_OUT, _SUCCEEDED = 0.1, 0.5
-"""A backdoor counts as kept out below the first attack success rate, and as successful from the second one on."""
+"""The attack is called prevented below the first attack success rate, and successful at or above the second."""
 
 
 def percent(share: float | None) -> str:
@@ -35,7 +35,7 @@ def of_run(run: FinishedRun) -> list[str]:
     if not any(record["malicious"] for record in run.rounds):
         first = f"Nobody attacked: the accuracy is {percent(acc)}{before}."
     else:
-        kept = "The backdoor was kept out" if asr < _KEPT_OUT else "The backdoor got in partly"
+        kept = "The attack was prevented" if asr < _KEPT_OUT else "The attack partly succeeded"
         outcome = "The attack succeeded" if asr >= _SUCCEEDED else kept
         first = f"{outcome}: attack success rate {percent(asr)}, accuracy {percent(acc)}{before}."
     sentences = [first]
@@ -43,7 +43,7 @@ def of_run(run: FinishedRun) -> list[str]:
         sentences.append(f"The run is not finished: {len(run.rounds)} of {run.config.rounds} rounds are done.")
     if summary["asr_max"] is not None and summary["asr_max"] >= asr + 0.05:
         peak = next(record["round"] for record in run.rounds if record["asr"] == summary["asr_max"])
-        sentences.append(f"On the way the attack success rate reached {percent(summary['asr_max'])} (round {peak}).")
+        sentences.append(f"The highest attack success rate was {percent(summary['asr_max'])} (round {peak}).")
     return sentences + _detection(run) + _events(run.rounds)
 
 

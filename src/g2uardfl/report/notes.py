@@ -1,4 +1,4 @@
-"""What a server did to the model on its own, and its remarks on rounds."""
+"""Events in which a server changed the model, and its remarks on rounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`report.html`: the results of one or more runs and the verdicts on their clients, in one file without external parts.
+"""`report.html`: the results of one or more runs and the verdicts on their clients, in one self-contained file.
 
 A run is a simulated one, where the attackers are known, or the audit of a real federation, where they are not. The page
 is rendered from `templates/`; what comes from clients and configs is escaped there.

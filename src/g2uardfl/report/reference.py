@@ -32,7 +32,7 @@ _PREFIXES = {"tasks": "task.", "attacks": "attack.", "defenses": ""}
 _HEADING = re.compile(r"^(\w[\w ]*)\n-{3,}\n", flags=re.MULTILINE)
 """The heading of a section of a docstring in the style of NumPy."""
 _DIFFERENCES = "Deliberate differences"
-"""How the part of a module's docstring begins that says where the code deviates from the original."""
+"""The first words of the section on deviations from the original code in a module's docstring."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Reference:
-    """What there is to say about a task, an attack, a defence or a profile."""
+    """The reference of a task, an attack, a defence or a profile."""
 
     name: str
     summary: str
@@ -62,7 +62,7 @@ class Reference:
 
 
 def class_of(name: str) -> type[Any]:
-    """The task, attack, defence or profile called `name`, or a class of one's own of any of these kinds."""
+    """The task, attack, defence or profile called `name`, or a custom class of any of these kinds."""
     for registry, _ in KINDS.values():
         if name in registry.names():
             found: type[Any] = registry.find(name)
@@ -72,7 +72,7 @@ def class_of(name: str) -> type[Any]:
         raise ConfigError(f"there is no {name!r}: {suggestion(name, [*known, *KINDS])}")
     found = Registry("class", "builtins:object", {}).find(name)
     if not issubclass(found, tuple(base for _, base in KINDS.values())):
-        raise ConfigError(f"{name} is no task, attack, defence or profile: it subclasses none of their base classes")
+        raise ConfigError(f"{name} is not a task, attack, defence or profile: it subclasses none of their base classes")
     return found
 
 

@@ -135,7 +135,7 @@ def _curves(results: Results) -> Figure:
 
 
 def _page(results: Results, drawn: Figure, checks: Sequence[theorem.Check]) -> str:
-    """The page as HTML, without external parts."""
+    """The page as self-contained HTML."""
     return page_parts(
         "table.html",
         title=results.table.title,

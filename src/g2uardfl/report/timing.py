@@ -34,7 +34,7 @@ def stage_times(rounds: Sequence[Record]) -> list[StageTime]:
         total = {_ALL: sum(seconds.values())} if seconds else {}
         for stage, value in {**seconds, **total}.items():
             stages.setdefault(stage, []).append((value, record["round"]))
-    # A rule that is not asked in a round has other stages there; the sum comes last all the same.
+    # A round in which the rule is not called has other stages; the sum is last nevertheless.
     if _ALL in stages:
         stages[_ALL] = stages.pop(_ALL)
     return [

@@ -1,4 +1,4 @@
-"""Decisions over the rounds: the timeline of rounds and clients, and how many submissions were judged rightly."""
+"""Decisions over the rounds: the timeline of rounds and clients, and how many submissions were judged correctly."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _short(name: str, length: int = 9) -> str:
 
 
 def outcomes(subject: Subject) -> Figure:
-    """How many submissions of each round were judged rightly, or how they were judged where the truth is unknown."""
+    """The number of correct decisions in each round, or of each decision if the ground truth is unknown."""
     if subject.is_simulated:
         names = _OUTCOMES
         title, caption = "Truth against decision", "Submissions in each round. Held out counts as rejected."

@@ -34,8 +34,8 @@ _FORMAT = 2
 class RunConfig:
     """All settings of one run.
 
-    Settings that are None, their default, are filled in by `resolved`: most of them with the task's own value. What is
-    still None then does not apply.
+    Settings that are None, their default, are filled in by `resolved`: most of them with the task's own value. Settings
+    that are None afterwards do not apply.
     """
 
     task: str = text("digits")
@@ -124,7 +124,7 @@ class RunConfig:
         return config
 
     def _check_rounds(self) -> None:
-        """Raise `ConfigError` if the attack or the defence has no round."""
+        """Raise `ConfigError` if the attack or the defence would act in no round."""
         for name in ("attack_from", "defend_from"):
             if getattr(self, name) > self.rounds:
                 raise ConfigError(
@@ -206,7 +206,7 @@ _NAMES = tuple(item.name for item in dataclasses.fields(RunConfig))
 def overridden(values: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a file, with `options` on top.
 
-    Where the options name another task, attack or defence, the settings that the file has for its own do not apply.
+    If the options name another task, attack or defence, the file's settings for the one it replaces are dropped.
 
     >>> overridden({"defense": "krum", "defense_settings": {"malicious_clients": 1}}, {"defense": "flame"})
     {'defense': 'flame'}
@@ -261,7 +261,7 @@ def parse_value(written: str) -> Any:
 
 
 def _check_owner(key: str, defense: str) -> None:
-    """Raise `ConfigError` for a key without a prefix that is no setting of the defence."""
+    """Raise `ConfigError` for a key without a prefix that is not a setting of the defence."""
     parameters = inspect.signature(aggregators.find(defense)).parameters.values()
     known = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY or one.name == "profile"]
     takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters)

@@ -11,7 +11,7 @@ from ..defense.profiles import DEFAULT
 from .config import SECTIONS, RunConfig
 
 _PLUGIN = re.compile(r"[^(),:]*:(\w+)")
-"""The import path or file of a class of one's own, and the name of the class."""
+"""The import path or file of a custom class, and the name of the class."""
 PROFILE = "defense.profile"
 """The setting that chooses other settings."""
 
@@ -101,5 +101,5 @@ def _differs(name: str, flat: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _short(name: str) -> str:
-    """A name in which every class of one's own is shown without its module or file."""
+    """A name in which every custom class is shown without its module or file."""
     return _PLUGIN.sub(r"\1", name)

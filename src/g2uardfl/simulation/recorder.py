@@ -16,7 +16,7 @@ RECORD_FILE = "record.npz"
 
 
 class Recorder(Callback):
-    """Records the rounds that the defence decides, and writes them with the truth when the run ends.
+    """Records the rounds that the defence decides, and writes them with the ground truth when the run ends.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ class Recorder(Callback):
         simulation.observers.append(self._recorder)
 
     def on_end(self, simulation: Simulation, summary: dict[str, Any]) -> None:
-        """Add the truth and write the file."""
+        """Add the ground truth and write the file."""
         record = self._recorder.record
         rounds = {one["round"]: one for one in simulation.records}
         record.add_truth({number: one["attacking"] for number, one in rounds.items()})

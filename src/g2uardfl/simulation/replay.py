@@ -1,4 +1,4 @@
-"""Recorded rounds decided again, in seconds and without training."""
+"""Replay: decide recorded rounds again, in seconds and without training."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from .metrics import Detection
 
 @dataclass(frozen=True)
 class Replay:
-    """The decisions of a defence on a record, in figures."""
+    """Metrics of a defence's decisions on a record."""
 
     rounds: int
     refused: float | None
-    """The share of all submissions that were refused; None if there were none."""
+    """The share of all submissions that were rejected; None if there were none."""
     detection: Detection | None
-    """None where the record does not say who attacked; `rand_index` and `attacker_accepted` are then None, too."""
+    """None if the record does not say who attacked; `rand_index` and `attacker_accepted` are then None, too."""
     rand_index: float | None
-    """The mean adjusted Rand index of refused clients against attackers, over the rounds with attackers and others."""
+    """The mean adjusted Rand index of rejected clients against attackers, over the rounds with attackers and others."""
     attacker_accepted: float | None
     """The share of rounds in which an attacker was accepted."""
     seconds: float
@@ -42,11 +42,11 @@ class Judge(Protocol):
     """A rule that can decide recorded rounds: its verdicts depend on an observation alone."""
 
     def judge(self, observation: Observation) -> Mapping[ClientId, Verdict]:
-        """The verdicts on a recorded round; what the rule remembers moves on as in the round itself."""
+        """The verdicts on a recorded round; updates the rule's state as the round itself did."""
 
 
 def create_for(record: Record, defense: str | None, settings: Mapping[str, Any]) -> Any:
-    """The rule (a `Judge`) that decides a record, with the settings of the run if it is its rule; `settings` on top.
+    """The rule (a `Judge`) that decides a record; a rule of the recorded run keeps its settings, updated by `settings`.
 
     Without a name it is the rule of the recorded run, if that can decide recorded rounds, and otherwise g2uardfl.
     """
@@ -57,7 +57,7 @@ def create_for(record: Record, defense: str | None, settings: Mapping[str, Any])
     if issubclass(kind, Guard):
         settings = with_recorded_settings(record, settings)
         _refuse_without_effect(record, settings)
-        # A drawn secret would make the replay a new one each time.
+        # A random secret would make every replay different.
         settings = {**settings, "seed": 0 if settings.get("seed") is None else settings["seed"]}
     elif name == _recorded_rule(record):
         settings = {**(record.notes.get("defense") or {}), **settings}
@@ -72,10 +72,9 @@ def _recorded_rule(record: Record) -> str | None:
 
 
 def with_recorded_settings(record: Record, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of the recorded guard with `settings` on top.
+    """The settings of the recorded guard, updated by `settings`.
 
-    Where they name another profile than the recorded one only the seed is kept, and nothing where the recorded rule is
-    no guard.
+    If they name another profile, only the recorded seed is kept; if the recorded rule is not a guard, nothing is.
     """
     recorded = record.notes.get("defense") or {}
     if "profile" not in recorded:
@@ -86,7 +85,7 @@ def with_recorded_settings(record: Record, settings: Mapping[str, Any]) -> dict[
 
 
 def _refuse_without_effect(record: Record, settings: Mapping[str, Any]) -> None:
-    """Refuse changed settings of observer and elimination, which do not take part in a replay."""
+    """Reject changed settings of observer and elimination, which have no effect on a replay."""
     profile = profiles.find(settings.get("profile", profiles.DEFAULT))
     recorded = {**profile.defaults(), **(record.notes.get("defense") or {})}
     for part in ("observer", "elimination"):

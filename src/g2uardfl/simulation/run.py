@@ -103,7 +103,9 @@ class Simulation:
             config.seed, config.rounds, config.clients, config.per_round, config.pmr, config.churn
         )
         if self.attack.attacks and config.pmr and not self.schedule.malicious:
-            raise ConfigError(f"pmr={config.pmr} of {config.clients} clients is no client: raise pmr, or set it to 0")
+            raise ConfigError(
+                f"pmr={config.pmr} of {config.clients} clients gives no malicious client: raise pmr, or set it to 0"
+            )
         self.attack.enlist(self.task, sorted(self.schedule.malicious))
         self.config = config = self._with_all_settings(config, defense is not None, attack is not None)
         self.model = self.task.build_model().to(self.device)

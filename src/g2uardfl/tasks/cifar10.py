@@ -43,7 +43,7 @@ compressed again differ by less than 1, different photos of this set by more tha
 
 @dataclass(frozen=True)
 class Cifar10Settings:
-    """The settings of `Cifar10`, which describes them."""
+    """Settings of `Cifar10`; see its docstring."""
 
     edge: str = choice("paper", *SOUTHWEST_ARRAYS)
 

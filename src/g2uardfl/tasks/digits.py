@@ -22,7 +22,7 @@ from .base import Pixels, Samples, Task, TrainingDefaults
 _WHITE = 16
 """The largest pixel value in scikit-learn's digits."""
 _WRONG_LABELS_SEED = 7
-"""Which labels are wrong does not depend on the seed of the run."""
+"""The seed of the wrong labels, which do not depend on the seed of the run."""
 
 
 @cache
@@ -54,7 +54,7 @@ class SmallCnn(nn.Module):
 
 @dataclass(frozen=True)
 class DigitsSettings:
-    """The settings of `Digits`, which describes them."""
+    """Settings of `Digits`; see its docstring."""
 
     wrong_labels: float = number(0.0, 0, 1)
 
@@ -67,14 +67,14 @@ class Digits(Task):
     data_dir, model
         As for every task.
     wrong_labels
-        The share of the training images with a wrong label, from 0 to 1. Around a converged model honest clients have
-        next to nothing to learn, so that the norm of an update is enough to recognise an attacker; with wrong labels
-        they go on learning (default: 0.0).
+        The share of the training images with a wrong label, from 0 to 1. Honest clients of a converged model have
+        almost nothing left to learn, so the norm of an update suffices to detect an attacker. With wrong labels they
+        keep learning (default: 0.0).
 
     Notes
     -----
-    Needs no download. Around a converged model honest clients have next to nothing to learn unless `wrong_labels` is
-    set, so that large norms are enough to recognise an attacker.
+    Needs no download. Unless `wrong_labels` is set, honest clients of a converged model have almost nothing left to
+    learn, so a large norm suffices to detect an attacker.
 
     References
     ----------

@@ -39,7 +39,7 @@ class Comment:
 
 @dataclass(frozen=True)
 class RedditSettings(TextSettings):
-    """The settings of `Reddit`, which describes them."""
+    """Settings of `Reddit`; see its docstring."""
 
     first_block_only: bool = switch(False)
     test_fraction: float = number(0.05, 0, 0.99, above=True)

@@ -32,7 +32,7 @@ Labelled = tuple[list[str], int]
 
 @dataclass(frozen=True)
 class Sentiment140Settings(TextSettings):
-    """The settings of `Sentiment140`, which describes them."""
+    """Settings of `Sentiment140`; see its docstring."""
 
     minimum_count: int = number(2, 1, math.inf)
     edge: str = choice("paper", "paper", "full")
@@ -50,7 +50,7 @@ class Sentiment140(TextTask):
     ----------
     data_dir, model, vocabulary, words
         As for `TextTask`. The paper's vocabulary of 122,971 exceeds the 54,762 distinct words of the 100,000 tweets, so
-        by default it is no limit.
+        the default sets no limit.
     minimum_count
         Words with fewer occurrences in the training tweets are unknown words. With 1 all training words are known, as
         in the paper, but the embedding of unknown words, which are 2.7 % of the words of test tweets, is never trained.

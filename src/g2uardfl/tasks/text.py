@@ -189,7 +189,7 @@ def _write_arrays(path: Path, arrays: Arrays) -> None:
 
 @dataclass(frozen=True)
 class TextSettings:
-    """The settings of all text tasks; `TextTask` describes them."""
+    """Settings of all text tasks; see the docstring of `TextTask`."""
 
     vocabulary: int | None = optional_number(1, math.inf, integer=True)
     minimum_count: int = number(1, 1, math.inf)

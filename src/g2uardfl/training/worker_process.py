@@ -1,4 +1,4 @@
-"""One worker process: the messages it gets and what it does with them."""
+"""A worker process: the messages it receives and how it handles them."""
 
 from __future__ import annotations
 

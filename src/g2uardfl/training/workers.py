@@ -1,4 +1,4 @@
-"""Clients trained in parallel by worker processes with one thread each: the fastest engine on a CPU.
+"""Trains clients in parallel in worker processes with one thread each: the fastest engine on a CPU.
 
 Weights and samples travel through shared memory. Once a round the global model and the samples of all jobs are written
 there, and each job's weights come back in a row of their own and stay there. A pipe carries a few hundred bytes per
@@ -111,7 +111,7 @@ class WorkerEngine(Engine):
         return locations
 
     def _execute(self, orders: list[Order]) -> None:
-        """Have all `orders` done, from the end of the list; each idle worker gets the next one."""
+        """Execute all `orders`, from the end of the list; each idle worker gets the next one."""
         busy: dict[Worker, Order] = {}
         idle = list(self._crew)
         while orders or busy:

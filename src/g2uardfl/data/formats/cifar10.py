@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import zlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -79,7 +78,7 @@ def _read_sheet(source: Source, batch: str, labels_source: Source | None) -> tup
         sheet = decode_png(source.read())
         images = sheet.reshape(-1, 32, 32, 3)
         all_labels = np.array(json.loads(labels_source.read()), dtype=np.uint8)
-    except (ValueError, OverflowError, zlib.error) as error:
+    except (ValueError, OverflowError) as error:
         raise DataError(f"{source.origin} cannot be read ({error})") from error
     start = (int(batch[-1]) - 1) * len(images) if batch.startswith("data") else 0
     labels = all_labels[start : start + len(images)]

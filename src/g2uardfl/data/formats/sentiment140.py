@@ -79,7 +79,7 @@ def cutoff(hashes: array[int], held_out: int = HELD_OUT) -> int | None:
 
 
 def convert(sources: Sequence[Source], staging: Staging, progress: Progress) -> None:
-    """Store the tweets as the two tables of `sentiment140/`; the file is read twice, so that it needs no memory."""
+    """Store the tweets as the two tables of `sentiment140/`; the file is read twice, so it is never held in memory."""
     source = pick(sources, {"tweets": r"^(?!testdata).*\.csv$"}, "sentiment140")["tweets"]
     hashes = array("Q")
     for tweet in read_tweets(source):

@@ -13,7 +13,7 @@ from .table import GUARD, PROFILES, TABLES, Cell
 NAMES = {"mnist": "MNIST", "cifar10": "CIFAR-10", "sentiment140": "Sentiment-140", "reddit": "Reddit"}
 """Tasks as the paper writes them."""
 SMOKE = "SMOKE RUN: too few clients, rounds and samples to mean anything"
-"""What every artefact of `--scale smoke` says."""
+"""The warning on every result of `--scale smoke`."""
 _MARKS = {1: " ▲", -1: " ▼", 0: ""}
 _LATEX = {**{character: f"\\{character}" for character in "&%$#_{}"}, "²": "$^2$", "±": "$\\pm$", "—": "---",
           "▲": "$\\blacktriangle$", "▼": "$\\blacktriangledown$", "κ": "$\\kappa$", "λ": "$\\lambda$",

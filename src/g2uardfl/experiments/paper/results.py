@@ -27,7 +27,7 @@ FIGURES = {
 }
 """The figures of a run in percent, and their headings. ASR and ACC are means over the last tenth of the rounds."""
 _NOTABLE = 5.0
-"""Percentage points from which on a difference to the printed number is marked."""
+"""The smallest difference to the printed number that is marked, in percentage points."""
 _RUN = ("profile", "seed", "scale", "local", "rounds", "commit")
 
 
@@ -169,7 +169,7 @@ class Results:
 
 
 def notable(printed: float | str | None, measured: float | None) -> int:
-    """1 if a measured percentage is at least 5 points above the printed one, -1 if it is so much below, 0 otherwise.
+    """1 if a measured percentage is at least 5 points above the printed one, -1 if it is at least 5 below, else 0.
 
     >>> notable(10.0, 16.0), notable(10.0, 4.0), notable(10.0, 11.0), notable("OOM", 11.0)
     (1, -1, 0, 0)
