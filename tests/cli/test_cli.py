@@ -11,6 +11,7 @@ import pytest
 import g2uardfl
 from g2uardfl.simulation.config import RunConfig
 from helpers.command_line import PROGRAM, run_process, run_python
+from helpers.plugins import separate_modules as separate_modules
 from helpers.runs import timeless_rounds
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -108,18 +109,28 @@ class Mine(FedAvg):
     name = "mine"
     summary = "the average under another name"
 '''
+OWN_ATTACK = """
+from g2uardfl.attacks.black_box import BlackBox
+
+
+class Theirs(BlackBox):
+    name = "theirs"
+    summary = "black box under another name"
+"""
 
 
 @pytest.mark.slow
-def test_a_task_and_a_defence_in_the_current_folder_are_used_by_their_addresses(tmp_path):
+def test_a_task_an_attack_and_a_defence_in_the_current_folder_are_used_by_their_addresses(tmp_path):
     page = (DOCS / "own-task.md").read_text(encoding="utf-8")
     (tmp_path / "vibration.py").write_text(re.search(r"```python\n(.*?)```", page, flags=re.S)[1], encoding="utf-8")
     (tmp_path / "mine.py").write_text(OWN_DEFENSE, encoding="utf-8")
-    names = ("--task", "vibration:Vibration", "--defense", "mine:Mine", "--attack", "black_box")
-    rounds = ("--rounds", "2", "--clients", "12", "--per-round", "4")
+    (tmp_path / "theirs.py").write_text(OWN_ATTACK, encoding="utf-8")
+    names = ("--task", "vibration:Vibration", "--defense", "mine:Mine", "--attack", "theirs:Theirs")
+    rounds = ("--rounds", "2", "--clients", "12", "--per-round", "4", "--pmr", "1", "--start", "scratch")
     result = run_process([*PROGRAM, "run", *names, *rounds, "--out", "own"], tmp_path)
     assert result.status == 0, result.stderr
-    assert json.loads((tmp_path / "own/summary.json").read_text())["rounds"] == 2
+    records = [json.loads(line) for line in (tmp_path / "own/rounds.jsonl").read_text().splitlines()]
+    assert [len(record["attacking"]) for record in records] == [4, 4]
 
 
 KEEPS_THE_MODEL = '''
@@ -140,11 +151,11 @@ class Keeps(FedAvg):
 '''
 
 
-@pytest.mark.slow
-def test_a_run_prints_each_kept_model_once_and_nothing_else(tmp_path):
+@pytest.mark.usefixtures("separate_modules")
+def test_a_run_prints_each_kept_model_once_and_nothing_else(cli, tmp_path):
     (tmp_path / "keeps.py").write_text(KEEPS_THE_MODEL, encoding="utf-8")
     rounds = ("--rounds", "2", "--clients", "6", "--per-round", "3", "--set", "start=scratch")
-    result = run_process([*PROGRAM, "run", "--defense", "keeps:Keeps", *rounds], tmp_path)
+    result = cli("run", "--defense", "keeps:Keeps", *rounds)
     assert result.status == 0, result.stderr
     for number in (1, 2):
         assert result.stdout.count(f"round {number}: For a test: the global model was kept.") == 1
