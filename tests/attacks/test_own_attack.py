@@ -18,7 +18,6 @@ from g2uardfl.simulation.run import Interrupted, Simulation
 from g2uardfl.training.local import Job, share_predicted, train_locally
 from helpers.attacking import StopAfter, observed_rounds
 from helpers.models import same
-from helpers.runs import session_cache
 
 MIRRORED = '''
 """Mirrored sevens get the label 1; attackers train twice as long and double their update."""
@@ -145,7 +144,7 @@ CONFIG = {"task": "digits", "clients": 30, "per_round": 8, "pmr": 0.5, "workers"
 
 @pytest.fixture(scope="module", autouse=True)
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A third party's folder of modules, importable for this file, and a cache of initial models."""
+    """A third party's folder of modules, importable for this file."""
     place = tmp_path_factory.mktemp("theirs")
     package = place / "their_package"
     package.mkdir()
@@ -153,7 +152,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for name, code in modules.items():
         (package / f"{name}.py").write_text(code, encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("G2UARDFL_CACHE", str(session_cache(tmp_path_factory)))
         patch.syspath_prepend(place)
         importlib.invalidate_caches()
         yield place

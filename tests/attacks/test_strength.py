@@ -17,7 +17,6 @@ from g2uardfl.simulation.config import RunConfig
 from g2uardfl.simulation.run import Simulation
 from g2uardfl.tasks.base import Samples
 from g2uardfl.tasks.mnist import Mnist
-from helpers.runs import shared_cache as shared_cache
 
 STRENGTH_ON_DIGITS = {
     "black_box": (0.60, 0.04),

@@ -8,8 +8,6 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from helpers.runs import session_cache
-
 NOTEBOOK = Path(__file__).parents[2] / "examples/simulate.ipynb"
 
 
@@ -20,9 +18,7 @@ def executed(tmp_path_factory):
     client = NotebookClient(
         notebook, timeout=300, resources={"metadata": {"path": str(tmp_path_factory.mktemp("notebook"))}}
     )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("G2UARDFL_CACHE", str(session_cache(tmp_path_factory)))
-        return client.execute().cells
+    return client.execute().cells
 
 
 def shown(cells, code):

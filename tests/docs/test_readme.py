@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from helpers.command_line import cli as cli
-from helpers.runs import shared_cache as shared_cache
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
