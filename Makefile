@@ -1,6 +1,7 @@
 # make demo     shows the defence at work on embedded data
 # make quick    lint, types and the fast tests
-# make test     everything CI checks: lint, types, all tests, doctests, the wheel
+# make test     everything CI checks: lint, types, all tests, doctests, the wheel, the documentation site
+# make docs     the documentation site in docs/_build/html; a warning is an error
 # Each first installs what it needs into .venv.
 PYTHON ?= python3
 VENV ?= .venv
@@ -14,13 +15,16 @@ INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --e
 # `auto`, which is one more.
 PYTEST := $(BIN)/python -m pytest --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-# Two targets at a time: the type checker and the build use one core only, and print nothing before their end.
+# Two targets at a time: the type checker, the builds and the site use one core only, and print nothing before their end.
 PARALLEL = $(MAKE) --no-print-directory --jobs 2
+
+GENERATED_DOCS = docs/_build docs/reference/attacks docs/reference/defences docs/reference/tasks \
+	docs/reference/command-line.md docs/tutorials/notebook.md
 
 # The tests start many processes; none of them has to compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo quick test lint types fast unit wheel format clean
+.PHONY: demo quick test lint types fast unit wheel docs format clean
 
 # A development environment has everything that the demo needs.
 demo: $(firstword $(wildcard $(DEV)) $(DEMO))
@@ -30,7 +34,7 @@ quick: lint
 	$(PARALLEL) fast types
 
 test: lint
-	$(PARALLEL) unit types wheel
+	$(PARALLEL) unit types wheel docs
 
 lint: $(DEV)
 	$(BIN)/ruff check .
@@ -52,6 +56,13 @@ wheel: $(DEV)
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist . > /dev/null
 	$(BIN)/python tests/check_wheel.py dist/*.whl
 
+# Without -E, a warning about a page that has not changed since the last build would not be repeated. Sphinx 9 needs
+# Python 3.11; the library itself runs on 3.10.
+docs: $(DEV)
+	@if $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))'; \
+	then $(BIN)/python -m sphinx -W --keep-going -q -E -b html docs docs/_build/html; \
+	else echo "docs: skipped, the site needs Python 3.11"; fi
+
 format: $(DEV)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -67,4 +78,4 @@ $(DEV): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) dist runs $(GENERATED_DOCS) .pytest_cache .mypy_cache .ruff_cache .hypothesis

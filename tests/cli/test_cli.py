@@ -121,7 +121,7 @@ class Theirs(BlackBox):
 
 @pytest.mark.slow
 def test_a_task_an_attack_and_a_defence_in_the_current_folder_are_used_by_their_addresses(tmp_path):
-    page = (DOCS / "own-task.md").read_text(encoding="utf-8")
+    page = (DOCS / "tutorials/own-task.md").read_text(encoding="utf-8")
     (tmp_path / "vibration.py").write_text(re.search(r"```python\n(.*?)```", page, flags=re.S)[1], encoding="utf-8")
     (tmp_path / "mine.py").write_text(OWN_DEFENSE, encoding="utf-8")
     (tmp_path / "theirs.py").write_text(OWN_ATTACK, encoding="utf-8")

@@ -163,10 +163,12 @@ def test_worker_processes_find_classes_in_files(cli, files, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("page", "name"), [("defences", "Smallest"), ("attacks", "Copycats"), ("own-task", "Vibration")], ids=lambda x: x
+    ("page", "name"),
+    [("own-defence", "Smallest"), ("own-attack", "Copycats"), ("own-task", "Vibration")],
+    ids=lambda x: x,
 )
 def test_the_class_on_each_page_of_the_documentation_keeps_the_contract(cli, tmp_path, page, name):
-    text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
+    text = (DOCS / "tutorials" / f"{page}.md").read_text(encoding="utf-8")
     code = re.findall(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)[0]
     (tmp_path / f"documented_{name.lower()}.py").write_text(code, encoding="utf-8")
     result = cli("check", f"documented_{name.lower()}.py:{name}")

@@ -1,4 +1,4 @@
-"""docs/architecture.md: its profile works as written, and what it names exists."""
+"""docs/explanation/architecture.md: its profile works as written, and what it names exists."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from g2uardfl.defense import profiles
 from helpers.models import federation, odd_mlp
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/explanation/architecture.md").read_text(encoding="utf-8")
+EVENTS = (ROOT / "docs/reference/log-messages.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture
@@ -77,5 +78,5 @@ def test_every_event_of_the_guard_is_in_the_table():
     files = (ROOT / "src" / "g2uardfl").rglob("*.py")
     source = "".join(path.read_text(encoding="utf-8") for path in files)
     kinds = set(re.findall(r'Event\(\s*"(\w+)"', source))
-    table = PAGE.partition("| event | meaning |\n")[2].partition("\n\n")[0]
+    table = EVENTS.partition("| event | meaning |\n")[2].partition("\n\n")[0]
     assert kinds == set(re.findall(r"^\| `(\w+)` \| ", table, re.MULTILINE))

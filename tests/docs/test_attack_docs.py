@@ -1,4 +1,4 @@
-"""The page on attacks names every attack and method, and its own attack runs."""
+"""The tutorial on attacks names every method, and its attack runs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from g2uardfl import attacks
 from g2uardfl.attacks.base import Attack
 from helpers.attacking import simulate
 
-PAGE = (Path(__file__).parents[2] / "docs" / "attacks.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/tutorials/own-attack.md").read_text(encoding="utf-8")
 METHODS = (
     *("enlist", "backdoor_test", "training_data", "observe", "attackers"),
     *("recipe", "jobs", "submissions", "state", "restore"),
@@ -31,11 +30,6 @@ def test_the_pages_own_attack_plants_its_backdoor(tmp_path, monkeypatch):
         sys.modules.pop("copycats", None)
     assert simulation.start_scores["asr"] < 0.2
     assert max(record["asr"] for record in simulation.records) > simulation.start_scores["asr"] + 0.3
-
-
-@pytest.mark.parametrize("name", attacks.names()[1:])
-def test_every_attack_has_a_row(name):
-    assert re.search(rf"^\| `{name}[`(]", PAGE, flags=re.MULTILINE)
 
 
 @pytest.mark.parametrize("method", METHODS)

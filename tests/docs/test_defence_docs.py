@@ -1,4 +1,4 @@
-"""The rule on the page on defences runs."""
+"""The rule of the tutorial on defences runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from g2uardfl import aggregators
 from g2uardfl.core.errors import ConfigError
 from helpers.rounds import decisions
 
-PAGE = (Path(__file__).parents[2] / "docs" / "defences.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/tutorials/own-defence.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The code, settings and messages in `docs/flower.md` and in the READMEs of the examples are real."""
+"""The code, settings and messages on the pages about Flower and in the READMEs of the examples are real."""
 
 from __future__ import annotations
 
@@ -23,8 +23,27 @@ from helpers.flower import LocalGrid, client_weights, sending, train_round
 from helpers.models import odd_mlp
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "flower.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, flags=re.M | re.S)
+DOCS = ROOT / "docs"
+TUTORIAL, OPERATION, RED_TEAM, SETTINGS, MESSAGES = (
+    DOCS / name
+    for name in (
+        "tutorials/flower.md",
+        "how-to/operate-a-federation.md",
+        "how-to/red-team.md",
+        "how-to/choose-settings.md",
+        "reference/log-messages.md",
+    )
+)
+
+
+def text(page):
+    return page.read_text(encoding="utf-8")
+
+
+def code(page):
+    """The only block of Python on a page."""
+    (block,) = re.findall(r"^```python\n(.*?)^```$", text(page), flags=re.M | re.S)
+    return block
 
 
 class OddModel:
@@ -34,8 +53,8 @@ class OddModel:
 
 def test_the_server_of_the_page_runs_and_writes_state_and_audit(tmp_path):
     scope = {"my_model": OddModel}
-    assert "100 - strategy.rounds_done" in BLOCKS[0]
-    exec(compile(BLOCKS[0].replace("100 -", "3 -"), "docs/flower.md", "exec"), scope)
+    assert "100 - strategy.rounds_done" in code(TUTORIAL)
+    exec(compile(code(TUTORIAL).replace("100 -", "3 -"), TUTORIAL, "exec"), scope)
     context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={"state": str(tmp_path)})
     scope["main"](LocalGrid(sending(client_weights(odd_mlp(), clients=20))), context)
     assert (tmp_path / "guard.state").exists()
@@ -44,7 +63,7 @@ def test_the_server_of_the_page_runs_and_writes_state_and_audit(tmp_path):
 
 def test_the_identity_of_the_page_identifies_clients_by_their_keys():
     scope: dict = {}
-    exec(compile(BLOCKS[1], "docs/flower.md", "exec"), scope)
+    exec(compile(code(OPERATION), OPERATION, "exec"), scope)
     clients = client_weights(odd_mlp())
 
     class Keyed(LocalGrid):
@@ -58,14 +77,14 @@ def test_the_identity_of_the_page_identifies_clients_by_their_keys():
 
 def test_the_red_team_app_of_the_page_can_be_built():
     scope: dict = {}
-    exec(compile(BLOCKS[2], "docs/flower.md", "exec"), scope)
+    exec(compile(code(RED_TEAM), RED_TEAM, "exec"), scope)
     assert len(scope["app"]._mods) == 2
 
 
 def test_every_setting_of_the_table_exists_with_its_default():
     own = {"min_replies": "half of the clients asked", "timeout": 3600, "audit_max_bytes": MAX_BYTES, "seed": "drawn"}
     defaults = {**G2uardFL().configuration(), **own}
-    table = PAGE.partition("## Settings worth changing")[2].partition("Every keyword of")[0]
+    table = text(SETTINGS).partition("## Settings worth changing")[2].partition("Every keyword of")[0]
     rows = re.findall(r"^\| (`.*?) \| (.*?) \|", table, flags=re.M)
     assert len(rows) >= 8
     for names, values in rows:
@@ -74,7 +93,7 @@ def test_every_setting_of_the_table_exists_with_its_default():
 
 
 def test_every_event_of_the_log_table_has_the_level_that_the_page_says():
-    rows = re.findall(r"^\| `(\w+): .*?`( \(WARNING\))? \|", PAGE, flags=re.M)
+    rows = re.findall(r"^\| `(\w+): .*?`( \(WARNING\))? \|", text(MESSAGES), flags=re.M)
     assert {kind for kind, _ in rows} >= {"rolled_back", "eliminated", "model_kept"}
     for kind, warning in rows:
         report = RoundReport({}, events=(Event(kind, "message"),))
@@ -87,7 +106,7 @@ def test_the_commands_for_jq_find_what_they_say(tmp_path):
     writer = AuditWriter(tmp_path / "audit.jsonl", "g2uardfl")
     writer.write(1, RoundReport({2**63: refused, 8: Verdict("accepted", "It is not.")}), {})
     writer.write(2, RoundReport({2**63: refused}, "Kept.", (Event("model_kept", "Kept."),)), {})
-    commands = [line for line in PAGE.splitlines() if line.startswith("jq ")]
+    commands = [line for line in text(OPERATION).splitlines() if line.startswith("jq ")]
     found = [
         subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True).stdout
         for command in commands
@@ -96,15 +115,13 @@ def test_the_commands_for_jq_find_what_they_say(tmp_path):
 
 
 def test_every_mod_that_is_named_exists():
-    for name in re.findall(r"`(\w+)\((?:target|trigger|factor|deviation)", PAGE):
+    for name in re.findall(r"`(\w+)\((?:target|trigger|factor|deviation)", text(RED_TEAM)):
         assert issubclass(getattr(mods, name), mods.RedTeamMod)
 
 
-@pytest.mark.parametrize(
-    "page", [ROOT / "docs/flower.md", *(ROOT / "examples").glob("*/README.md")], ids=lambda page: page.parent.name
-)
+@pytest.mark.parametrize("page", sorted((ROOT / "examples").glob("*/README.md")), ids=lambda page: page.parent.name)
 def test_every_page_that_is_linked_exists(page):
-    for link in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text(encoding="utf-8")):
+    for link in re.findall(r"\]\((?!http)([^)#]+)(?:#[\w-]*)?\)", text(page)):
         assert (page.parent / link).exists(), link
 
 

@@ -15,7 +15,7 @@ from g2uardfl import tasks
 from g2uardfl.core.errors import ConfigError
 from g2uardfl.tasks.base import Task
 
-PAGE = Path(__file__).parents[2] / "docs" / "own-task.md"
+PAGE = Path(__file__).parents[2] / "docs/tutorials/own-task.md"
 
 
 def python_blocks() -> list[str]:

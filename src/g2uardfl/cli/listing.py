@@ -52,7 +52,7 @@ def show(
             metavar="NAME",
         ),
     ],
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown, as in docs/reference.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown, as on the documentation site.")] = False,
 ) -> None:
     """Describe a task, attack, defense or profile: settings with their ranges and defaults, assumptions and source.
 

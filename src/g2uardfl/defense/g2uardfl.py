@@ -62,7 +62,8 @@ class G2uardFL(Guard):
         (`default` profile) How many numbers are kept of each layer of an update; of more than 16 layers 16
         times as many in all (default: 512).
     window
-        (`default` profile) How many submissions of the last rounds are remembered (default: 300).
+        (`default` profile) How many submissions of the last rounds are remembered; of large rounds more, those of five
+        rounds (default: 300).
     false_alarm_rate
         (`default` profile) The probability that a round without attackers has a group that is flagged (default: 0.01).
     max_malicious_share

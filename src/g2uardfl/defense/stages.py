@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 Mask = npt.NDArray[np.bool_]
 Labels = npt.NDArray[np.int64]
+Edges = npt.NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Evidence:
     """The norms of their updates."""
     nodes: tuple[ClientId, ...]
     """The client of each node."""
-    edges: Array
+    edges: Edges
     """(nodes x nodes): the weights of the graph's edges."""
 
     @property

@@ -78,7 +78,7 @@ def class_of(name: str) -> type[Any]:
 
 def reference(kind: type[Any]) -> Reference:
     """The reference of a class."""
-    sections = _sections(kind)
+    sections = docstring_sections(kind)
     module = inspect.getdoc(inspect.getmodule(kind)) or ""
     begin = module.find(_DIFFERENCES)
     text = sections.get("", "")
@@ -100,12 +100,17 @@ def markdown(found: Reference, level: int = 1) -> str:
     parts = [f"{'#' * level} `{found.name}`", _sentence(found.summary), found.text]
     for title, settings in found.settings.items():
         parts.append(f"{'#' * (level + 1)} Settings{title and f': {title}'}")
-        rows = [f"| `{one.name}` | {one.default} | {one.allowed} | {one.meaning} |" for one in settings]
-        parts.append("\n".join(["| setting | default | allowed | meaning |", "|---|---|---|---|", *rows]))
+        parts.append(markdown_table(settings))
     parts += [f"**Assumptions and limits.** {found.notes}"] if found.notes else []
     parts.append(found.differences)
     parts += [f"Source: {found.source}"] if found.source else []
     return "\n\n".join(part for part in parts if part)
+
+
+def markdown_table(settings: Iterable[Setting]) -> str:
+    """A table of settings as Markdown."""
+    rows = [f"| `{one.name}` | {one.default} | {one.allowed} | {one.meaning} |" for one in settings]
+    return "\n".join(["| setting | default | allowed | meaning |", "|---|---|---|---|", *rows])
 
 
 def page(kind: str) -> str:
@@ -146,7 +151,7 @@ def _meanings(kind: type[Any]) -> dict[str, str]:
     """What the settings mean: the entries under "Parameters" of a class and its bases."""
     found: dict[str, str] = {}
     for one in reversed(kind.__mro__):
-        entries = re.split(r"^(\S.*)\n", _sections(one).get("Parameters", ""), flags=re.MULTILINE)[1:]
+        entries = re.split(r"^(\S.*)\n", docstring_sections(one).get("Parameters", ""), flags=re.MULTILINE)[1:]
         for names, text in zip(entries[::2], entries[1::2], strict=True):
             meaning = re.sub(r"\s*\(default:.*?\)(?=\.?$)", "", " ".join(text.split()))
             meaning = re.sub(r"^\([^)]*profiles?\)\s*", "", meaning)
@@ -154,7 +159,7 @@ def _meanings(kind: type[Any]) -> dict[str, str]:
     return found
 
 
-def _sections(kind: type[Any]) -> dict[str, str]:
+def docstring_sections(kind: type[Any]) -> dict[str, str]:
     """The sections of the class's own docstring by heading; under "" what comes before the first."""
     text, *rest = _HEADING.split(inspect.cleandoc(kind.__doc__ or ""))
     pairs: Iterable[tuple[str, str]] = zip(rest[::2], rest[1::2], strict=True)

@@ -22,7 +22,9 @@ def test_the_graph_holds_the_submissions_of_the_window_and_this_rounds_come_last
     assert graph.rounds.tolist() == [1] * 3 + [2] * 4
     assert graph.norms.tolist() == pytest.approx([1, 2, 3, 4])
     sketches = np.concatenate([first, second])
-    np.testing.assert_allclose(graph.edges[3:], new_edges(sketches, graph.people, graph.rounds))
+    edges, repetition = new_edges(sketches, graph.people, graph.rounds)
+    np.testing.assert_allclose(graph.edges[3:], edges)
+    np.testing.assert_allclose(graph.repetition, np.concatenate([np.zeros((3, 2)), repetition]))
 
 
 class Accepting:
@@ -43,11 +45,37 @@ def test_the_graph_says_who_was_accepted_in_earlier_rounds():
     assert graph.accepted.tolist() == [True, False, False, True, False, False]
 
 
-@pytest.mark.parametrize(("clients", "weak"), [(10, False), (60, False), (61, True), (1000, True)])
+@pytest.mark.parametrize(("clients", "weak"), [(10, False), (1000, False), (2000, False), (2001, True), (12_000, True)])
 def test_a_window_of_fewer_than_five_rounds_is_a_weakness(clients, weak):
+    """The window grows to five rounds, but not beyond 10,000 submissions."""
     weaknesses = SimilarityConstruction(ConstructionSettings(window=300), 0).weaknesses(clients)
     assert len(weaknesses) == weak
-    assert all(f"use at least {5 * clients}" in sentence for sentence in weaknesses)
+    assert all(f"use window={5 * clients}" in sentence for sentence in weaknesses)
+    assert not SimilarityConstruction(ConstructionSettings(window=60_000), 0).weaknesses(clients)
+
+
+def submissions(construction: SimilarityConstruction, *rounds: int) -> list[int]:
+    """The size of the graph after rounds of so many clients."""
+    sizes = []
+    for number, count in enumerate(rounds, start=1):
+        sketches = drawn_sketches(number, count, 1, 16)
+        measured = {"shapes": np.zeros((count, 2)), "directions": sketches, "renewed_directions": sketches[:, :0]}
+        observation = Observation(tuple(range(count)), ("layer",), {**measured, "renewals": np.array(0)})
+        sizes.append(len(construction.build(number, observation).nodes))
+    return sizes
+
+
+def test_the_window_grows_to_five_rounds_for_large_rounds(monkeypatch, caplog):
+    construction = SimilarityConstruction(ConstructionSettings(window=10), 0)
+    assert submissions(construction, 2, 2, 2, 2, 2, 2) == [2, 4, 6, 8, 10, 10]
+    construction = SimilarityConstruction(ConstructionSettings(window=10), 0)
+    assert submissions(construction, 4, 4, 4, 4, 4, 4)[-2:] == [20, 20]
+    assert not caplog.records
+    monkeypatch.setattr("g2uardfl.defense.agreement.construction._MAX_SUBMISSIONS", 12)
+    construction = SimilarityConstruction(ConstructionSettings(window=10), 0)
+    assert submissions(construction, 4, 4, 4, 4)[-2:] == [12, 12]
+    [record] = caplog.records
+    assert record.getMessage().startswith("The window holds 3 rounds of 4 clients")
 
 
 def test_all_measurements_say_which_axes_run_over_clients():

@@ -147,16 +147,39 @@ def after_three_rounds(probability: float, accepted: bool = True, learning: floa
         ({"probability": 0.98}, False),
         ({"probability": 0.999}, True),
         ({"probability": 0.999, "accepted": False}, False),
-        ({"probability": 0.999, "learning": 0.01}, False),
         ({"probability": 0.999, "rollback": False}, False),
     ],
-    ids=["doubt", "certain", "refused", "while clients learn", "switched off"],
+    ids=["doubt", "certain", "refused", "switched off"],
 )
 def test_the_model_is_rolled_back_if_an_accepted_submission_almost_certainly_attacked(case, rolled_back):
     _, step = after_three_rounds(**case)
     assert [event.kind for event in step.events] == ["rolled_back"] * rolled_back
     assert (step.restored is not None) == rolled_back
     assert step.weights.any() != rolled_back
+
+
+@pytest.mark.parametrize(
+    ("last", "learning", "attack", "rolled_back"),
+    [
+        (25, (), 9, True),  # a converged model: 16 rounds are undone
+        (25, (25,), 17, True),  # clients learn: 8 rounds are undone
+        (25, (25,), 9, False),
+        (25, range(10, 16), 9, False),  # a phase of learning is undone
+        (25, range(10, 16), 17, True),
+        (7, range(1, 8), 5, True),
+        (7, range(1, 8), 3, False),  # four of seven rounds are more than half
+    ],
+    ids=str,
+)
+def test_where_clients_learn_only_a_short_rollback_is_worth_it(last, learning, attack, rolled_back):
+    """An attacker of round `attack`, in which a snapshot begins, is detected in the last round."""
+    stage = stage_of()
+    for number in range(1, last + 1):
+        membership = np.zeros(CLIENTS * number)
+        membership[CLIENTS * (attack - 1) : CLIENTS * attack][:1] = float(number == last)
+        judgement = judgement_of(membership=membership, learning=float(number in learning))
+        step = stage.step(round_of(updates_of()), evidence_after(number), judgement)
+        assert (step.restored is not None) == (rolled_back and number == last)
 
 
 def test_the_restored_model_is_that_from_before_the_attack_and_the_event_names_its_round():

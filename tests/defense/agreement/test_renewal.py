@@ -120,6 +120,13 @@ def test_an_interrupted_renewal_starts_anew():
 # Whole guards. Their secrets serve two windows of 30 submissions, so that the first renewal takes rounds 7 to 9.
 
 SETTINGS = {"window": 30, "rollback": False}
+
+
+@pytest.fixture(autouse=True)
+def _windows_of_three_rounds(monkeypatch):
+    monkeypatch.setattr("g2uardfl.defense.agreement.construction.HISTORY", 3)
+
+
 FIRST_UNDER_THE_NEXT = 10
 
 

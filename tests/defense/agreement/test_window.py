@@ -91,7 +91,8 @@ def test_the_edges_of_two_rounds_are_those_of_a_new_graph_of_the_window_when_the
         add_round(window, number, clients)
         names = list(zip(window.rounds, window.clients, strict=True))
         _, people = np.unique(window.clients, return_inverse=True)
-        anew = new_edges(window.sketches, people, window.rounds)
+        anew, repetition = new_edges(window.sketches, people, window.rounds)
+        np.testing.assert_allclose(window.repetition[-len(clients) :], repetition, atol=1e-6)
         for i, row in zip(names[-len(clients) :], anew, strict=True):
             rows |= {frozenset([i, j]): edge for j, edge in zip(names, row, strict=True)}
         expected = [[rows[frozenset([i, j])] for j in names] for i in names]
@@ -128,3 +129,14 @@ def test_a_saved_window_whose_parts_differ_in_number_is_refused():
     state.values["rounds"].pop()
     with pytest.raises(ValueError, match="differ in number"):
         Window(10).restore(state)
+
+
+def test_a_large_window_is_kept_in_single_precision(monkeypatch):
+    exact, rounded = Window(20), Window(20)
+    for number in range(4):
+        monkeypatch.setattr("g2uardfl.defense.agreement.window._SMALL", 2048)
+        add_round(exact, number, range(5))
+        monkeypatch.setattr("g2uardfl.defense.agreement.window._SMALL", 12)
+        add_round(rounded, number, range(5))
+    assert (exact.edges.dtype, rounded.edges.dtype) == (np.float64, np.float32)
+    np.testing.assert_allclose(rounded.edges, exact.edges, rtol=1e-6)

@@ -10,6 +10,7 @@ from ...core.settings import check, number
 from ..stages import Clustering, Clusters, Prior
 from .construction import SubmissionGraph
 from .groups import MIN_OTHERS, Group, find_groups
+from .loners import Loners, find_loners
 
 
 @dataclass(frozen=True)
@@ -31,10 +32,12 @@ class GroupClusters(Clusters):
 
     groups: tuple[Group, ...]
     """The groups 1, 2, ..."""
+    loners: Loners | None = None
+    """Clients that are suspected alone. They have the label after those of the groups."""
 
 
 class GroupClustering(Clustering[SubmissionGraph, Prior, GroupClusters]):
-    """Finds groups that score higher than chance and than any other group; has no memory."""
+    """Finds groups that score higher than chance and than any other group, and loners; has no memory."""
 
     Settings = ClusteringSettings
 
@@ -58,4 +61,7 @@ class GroupClustering(Clustering[SubmissionGraph, Prior, GroupClusters]):
         for label, group in enumerate(groups, start=1):
             labels[group.members] = label
             membership = np.maximum(membership, group.belonging)
-        return GroupClusters(labels, membership, tuple(groups))
+        loners = find_loners(evidence.repetition, evidence.people, config.false_alarm_rate, config.max_malicious_share)
+        alone = loners.found[evidence.people]
+        labels[alone & (labels == 0)] = len(groups) + 1
+        return GroupClusters(labels, np.maximum(membership, alone), tuple(groups), loners)

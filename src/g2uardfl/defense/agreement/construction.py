@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,13 +17,18 @@ from .similarity import Numbers
 from .sketches import Sketches
 from .window import HISTORY, Window
 
+_MAX_SUBMISSIONS = 10_000
+"""The window grows to at most so many submissions for large rounds: the edges of so many take 400 MB."""
+
+logger = logging.getLogger("g2uardfl")
+
 
 @dataclass(frozen=True)
 class ConstructionSettings:
     """Settings of the graph's memory."""
 
     window: int = number(300, 10, 100_000)
-    """How many submissions of the last rounds are remembered."""
+    """How many submissions of the last rounds are remembered; of large rounds more, those of five rounds."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -42,6 +48,8 @@ class SubmissionGraph(Evidence):
     """For each submission its round."""
     accepted: Mask
     """Which submissions of earlier rounds were accepted; False for this round's."""
+    repetition: Array
+    """(submissions x 2): the sum and the number of its similarities to its client's earlier submissions."""
     sketches: Sketches
     """(submissions x layers x width): the directions of the updates, all under one secret."""
     renewed: int = 0
@@ -56,20 +64,26 @@ class SimilarityConstruction(Construction[SubmissionGraph, Judgement]):
     def __init__(self, settings: Any, seed: int) -> None:
         super().__init__(settings, seed)
         self.window = Window(settings.window)
+        self._has_warned = False
 
     def build(self, number: int, observation: Observation) -> SubmissionGraph:
         """The graph of the window with this round's submissions."""
-        window, shapes = self.window, observation["shapes"]
+        window, shapes, clients = self.window, observation["shapes"], observation.clients
+        window.limit = self._limit(len(clients))
+        weaknesses = self.weaknesses(len(clients))
+        if weaknesses and not self._has_warned:
+            logger.warning("%s", *weaknesses)
+        self._has_warned = bool(weaknesses)
         window.add(
             number,
-            observation.clients,
+            clients,
             observation["directions"],
             observation["renewed_directions"],
             int(observation["renewals"]),
         )
         return SubmissionGraph(
             round=number,
-            clients=observation.clients,
+            clients=clients,
             norms=np.exp(shapes[:, 0]),
             nodes=tuple(window.clients),
             edges=window.edges,
@@ -78,18 +92,23 @@ class SimilarityConstruction(Construction[SubmissionGraph, Judgement]):
             people=window.client_numbers(),
             rounds=np.array(window.rounds, dtype=np.int64),
             accepted=window.accepted.copy(),
+            repetition=window.repetition,
             sketches=window.sketches,
             renewed=len(window.renewed),
         )
 
+    def _limit(self, clients: int) -> int:
+        """How many submissions are remembered when a round has so many clients."""
+        return max(int(self.settings.window), min(HISTORY * clients, _MAX_SUBMISSIONS))
+
     def weaknesses(self, clients: int) -> list[str]:
         """A window of few rounds."""
-        rounds = max(1, self.settings.window // clients)
+        rounds = max(1, self._limit(clients) // clients)
         if rounds >= HISTORY:
             return []
         return [
-            f"window={self.settings.window} holds {rounds} rounds of {clients} clients, and attackers are detected "
-            f"over several: use at least {HISTORY * clients}."
+            f"The window holds {rounds} rounds of {clients} clients, and attackers are detected over several: "
+            f"use window={HISTORY * clients} if there is memory for the square of that."
         ]
 
     def learn(self, evidence: SubmissionGraph, judgement: Judgement) -> None:

@@ -18,11 +18,14 @@ from .consensus import consensus
 from .construction import SubmissionGraph
 from .filtering import AgreementJudgement
 from .rollback import Snapshot, Snapshots
+from .window import HISTORY
 
 _CERTAIN = 0.99
 """Roll back when an accepted submission belongs to a group of attackers with at least this probability."""
 _LEARNING = 0.5
-"""No model from before clients learnt the same by more than this is restored: too much would be lost."""
+"""While clients learn the same by more than this, the model gains so much that only a short rollback is worth it."""
+_SHORT = 2 * HISTORY
+"""A short rollback undoes at most so many rounds, and at most half of those since the last rollback."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,8 @@ class RobustStepAndRollback(Elimination[SubmissionGraph, AgreementJudgement]):
     def __init__(self, settings: Any, seed: int) -> None:
         super().__init__(settings, seed)
         self.snapshots = Snapshots()
+        self.last_learning = self.last_rollback = 0
+        """The last rounds in which clients learnt the same, and in which the model was rolled back."""
 
     def step(self, round_: Round, evidence: SubmissionGraph, judgement: AgreementJudgement) -> Step:
         """The robust step, or a rollback in its place."""
@@ -56,31 +61,42 @@ class RobustStepAndRollback(Elimination[SubmissionGraph, AgreementJudgement]):
             nothing = torch.zeros_like(round_.global_vector)
             return Step(nothing, 0 * shares, shares, (_rolled_back(snapshot),), snapshot.model)
         if judgement.learning > _LEARNING:
-            self.snapshots.kept.clear()
-        elif self.settings.rollback:
+            self.last_learning = evidence.round
+        if self.settings.rollback:
             self.snapshots.add(evidence.round, round_)
-        vector = round_.weighted_sum(shares)
-        if judgement.learning < 1:
-            agreed = consensus(round_.sent, judgement.clipping, self.settings.dissent if judgement.has_history else 0.0)
-            vector = agreed.lerp(vector, judgement.learning)
+        if judgement.learning == 1:
+            return Step(round_.weighted_sum(shares), shares, shares)
+        vector = consensus(round_.sent, judgement.clipping, self.settings.dissent if judgement.has_history else 0.0)
+        if judgement.learning > 0:
+            vector = vector.lerp(round_.weighted_sum(shares), judgement.learning)
         return Step(vector, shares, shares)
 
     def _snapshot_to_restore(self, evidence: SubmissionGraph, judgement: AgreementJudgement) -> Snapshot | None:
-        """The model from before the first accepted submission that is now known to be an attacker's."""
+        """The model from before the first accepted submission of a detected attacker, if restoring it is worth it."""
         self.snapshots.forget(before=int(evidence.rounds.min()))
-        # While clients learn the same, attackers do so, too, and too much would be lost.
-        if not self.settings.rollback or judgement.learning > 0:
-            return None
         poisoned = evidence.accepted & (judgement.membership > _CERTAIN)
-        return self.snapshots.before(set(evidence.rounds[poisoned].tolist()))
+        found = self.snapshots.before(set(evidence.rounds[poisoned].tolist()))
+        if found is None or not self.settings.rollback:
+            return None
+        undone, now = evidence.round - found.rounds[0], evidence.round
+        has_learnt = judgement.learning > 0 or self.last_learning >= found.rounds[0]
+        if has_learnt and undone > min(_SHORT, (now - self.last_rollback) / 2):
+            return None
+        self.snapshots.drop_from(found)
+        self.last_rollback = now
+        return found
 
     def state(self) -> SavedState:
-        """Snapshots."""
-        return self.snapshots.state()
+        """Snapshots, and the rounds that rollbacks depend on."""
+        values = {"last_learning": self.last_learning, "last_rollback": self.last_rollback}
+        return SavedState.joined({"snapshots": self.snapshots.state()}, values)
 
     def restore(self, state: SavedState) -> None:
         """Continue with saved snapshots."""
-        self.snapshots.restore(state)
+        self.snapshots.restore(state.part("snapshots"))
+        self.last_learning, self.last_rollback = (
+            int(state.values[name]) for name in ("last_learning", "last_rollback")
+        )
 
 
 def _shares(num_examples: Array, accepted: Mask) -> Array:

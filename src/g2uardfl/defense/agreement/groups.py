@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
 from ...core.numerics import Array
-from ..stages import Mask
+from ...core.threads import for_each
+from ..stages import Edges, Mask
 from .reputation import PRIOR
 from .similarity import Numbers
 
@@ -27,8 +29,14 @@ _MAX_GROUPS = 3
 """At most so many groups of attackers are distinguished."""
 _EIGENVECTORS = 3
 """The fit starts at both ends of so many leading eigenvectors: the first may show what honest clients share."""
+_BLOCK, _BLOCKS = 6, 8
+"""Eigenvectors are found in the span of so many blocks of so many vectors, to about 1 % where a group stands out."""
 _STEPS = 15
 """A fit has at most so many steps."""
+_COLUMNS = 1 << 11
+"""How many columns of a large graph a thread multiplies at once."""
+_MAX_EDGES = 1 << 20
+"""The usual similarity of what remains is the median of about so many edges at most."""
 MIN_OTHERS = 5
 """So many clients at least must remain, to compare with."""
 _USUAL_LEAD, _SPREAD, _MAX_SPREAD = 1.45, 2.1, 0.5
@@ -73,7 +81,7 @@ def required_lead(clients: int, false_alarm_rate: float) -> float:
 
 
 def find_groups(
-    edges: Array, people: Numbers, convictions: Array, false_alarm_rate: float, max_share: float
+    edges: Edges, people: Numbers, convictions: Array, false_alarm_rate: float, max_share: float
 ) -> list[Group]:
     """The groups whose scores are beyond chance, the best first.
 
@@ -90,116 +98,185 @@ def find_groups(
     max_share
         The groups together have at most this share of the clients.
     """
-    remaining = np.arange(len(edges))
-    clients = _count(people)
-    largest, required = math.floor(max_share * clients + 1e-9), required_lead(clients, false_alarm_rate)
-    others = max(MIN_OTHERS, clients - largest)
+    view = _View.of(edges, people, convictions)
+    largest, required = math.floor(max_share * view.clients + 1e-9), required_lead(view.clients, false_alarm_rate)
+    others = max(MIN_OTHERS, view.clients - largest)
     found: list[Group] = []
     chosen: list[Group] = []
     # A group may have some submissions of a client only, so that what remains does not show how few clients there are.
-    while clients >= MIN_OTHERS + 2 and len(found) <= _MAX_GROUPS:
-        group = _best_group(edges, people, convictions, remaining, largest)
+    while view.clients >= MIN_OTHERS + 2 and len(found) <= _MAX_GROUPS:
+        rest = view if not found else view.without(np.any([one.members for one in found], axis=0))
+        group = _best_group(rest, largest)
         lead = found[-1].score / max(_NOISE, group.score if group else 0.0) if found else 0.0
-        if lead >= max(required, chosen[0].lead if chosen else 0.0) and _count(people[remaining]) >= others:
+        if lead >= max(required, chosen[0].lead if chosen else 0.0) and rest.remaining >= others:
             chosen = [replace(one, lead=lead) for one in found]
-        if group is None:
+        # What scores less than this cannot lead, and less is expected of what remains without it.
+        if group is None or group.score < required * _NOISE:
             break
         found.append(group)
-        remaining = remaining[~group.members[remaining]]
     return chosen
 
 
-def _count(people: Numbers) -> int:
-    return len(np.unique(people))
+@dataclass(frozen=True, eq=False)
+class _View:
+    """Some submissions of a graph.
+
+    All candidate groups are computed together, as the rows of (groups x submissions) arrays.
+    """
+
+    edges: Edges
+    person: Numbers
+    """For each submission the number of its client, from 0 without gaps."""
+    convictions: Array
+    present: Array
+    """1 for each submission of the view, and 0 for all others."""
+    usual: float = 0.0
+    """What is subtracted from each edge."""
+
+    @staticmethod
+    def of(edges: Edges, people: Numbers, convictions: Array) -> _View:
+        """All submissions."""
+        return _View(edges, np.unique(people, return_inverse=True)[1], convictions, np.ones(len(people)))
+
+    @cached_property
+    def clients(self) -> int:
+        """The number of clients in the whole graph."""
+        return int(self.person.max()) + 1
+
+    @cached_property
+    def submissions(self) -> Array:
+        """How many submissions the client of each submission has in the view."""
+        result: Array = self.of_client(self.present[None])[0]
+        return result
+
+    @property
+    def remaining(self) -> int:
+        """The number of clients with a submission in the view."""
+        return int(np.count_nonzero(np.bincount(self.person, self.present)))
+
+    def without(self, members: Mask) -> _View:
+        """The other submissions. Without an earlier group, all of them seem a little similar, which is subtracted."""
+        rows = np.flatnonzero((self.present > 0) & ~members)
+        some = rows[:: 1 + len(rows) ** 2 // _MAX_EDGES]
+        comparable = (self.person[some, None] != self.person[rows]) & (some[:, None] < rows)
+        values = self.edges[np.ix_(some, rows)][comparable]
+        usual = max(0.0, float(np.median(values))) if len(values) else 0.0
+        return replace(self, present=self.present * ~members, usual=usual)
+
+    def of_client(self, values: Array) -> Array:
+        """For each submission the sum of the values of all submissions of its client."""
+        rows = np.arange(len(values))[:, None] * self.clients + self.person
+        result: Array = np.bincount(rows.ravel(), values.ravel(), len(values) * self.clients)[rows]
+        return result
+
+    def sums(self, belonging: Array) -> tuple[Array, Array, Array]:
+        """For each submission the sum of its edges to members, and the members of other clients and of its own."""
+        own = self.of_client(belonging)
+        others = belonging.sum(axis=1, keepdims=True) - own
+        return self.present * (_product(belonging, self.edges) - self.usual * others), others, own
 
 
-def _best_group(edges: Array, people: Numbers, convictions: Array, some: Numbers, largest: int) -> Group | None:
-    """The group with the highest score among `some` submissions, of two to `largest` clients, if there is one."""
-    graph, _, person = edges[np.ix_(some, some)], *np.unique(people[some], return_inverse=True)
-    comparable = person[:, None] != person[None, :]
-    if len(some) < len(edges) and comparable.any():
-        # Without an earlier group, all others seem a little similar.
-        graph = np.where(comparable, graph - max(0.0, float(np.median(graph[comparable]))), 0.0)
-    if not graph.any():
-        return None
-    pairs = comparable.astype(np.float64)
-    groups: list[Group | None] = []
-    for vector in _leading_eigenvectors(graph).T:
-        for end in (vector, -vector):
-            start = (end > max(0.0, end.max()) / 2).astype(np.float64)
-            if start.any():
-                fitted = _fitted(graph, pairs, person, convictions[some], start)
-                groups += [_scored(graph, pairs, person, one, largest) for one in (start, fitted)]
-    best = max((one for one in groups if one is not None), key=lambda one: one.score, default=None)
-    if best is None:
-        return None
-    belonging = np.zeros(len(edges))
-    belonging[some] = best.belonging
-    return replace(best, belonging=belonging)
+def _product(vectors: Array, edges: Edges) -> Array:
+    """`vectors` times the graph, on several threads if the graph is large."""
+    rows = vectors.astype(edges.dtype)
+    if len(edges) <= _COLUMNS:
+        return (rows @ edges).astype(np.float64)
+    result = np.empty(vectors.shape)
 
+    def multiply(start: int) -> None:
+        columns = slice(start, start + _COLUMNS)
+        result[:, columns] = rows @ edges[:, columns]
 
-def _leading_eigenvectors(graph: Array) -> Array:
-    """(submissions x vectors), to about 1 %."""
-    from scipy.sparse.linalg import eigsh  # type: ignore[import-untyped]
-
-    vectors: Array
-    if len(graph) <= 4 * _EIGENVECTORS:
-        vectors = np.linalg.eigh(graph).eigenvectors[:, -_EIGENVECTORS:]
-        return vectors
-    # Where eigenvalues coincide the iteration would restart at random; a small diagonal separates them.
-    apart = np.diag(np.linspace(0.0, 1e-3 * float(np.abs(graph).max()), len(graph)))
-    _, vectors = eigsh(graph + apart, k=_EIGENVECTORS, which="LA", v0=np.linspace(1.0, 2.0, len(graph)), tol=0.01)
-    return vectors
-
-
-def _similarity(edges: Array, pairs: Array, belonging: Array) -> Array:
-    """For each submission the mean of its edges to the members."""
-    result: Array = (edges @ belonging) / np.maximum(pairs @ belonging, 1e-9)
+    for_each(multiply, range(0, len(edges), _COLUMNS))
     return result
 
 
-def _fitted(edges: Array, pairs: Array, person: Numbers, convictions: Array, start: Array) -> Array:
-    """Fit the model by mean-field steps from `start`; the last probabilities before the group would vanish."""
-    belonging, submissions = start, np.bincount(person)[person]
+def _best_group(view: _View, largest: int) -> Group | None:
+    """The group with the highest score, of two to `largest` clients, if there is one."""
+    vectors = _leading_eigenvectors(view)
+    ends = np.stack([vectors, -vectors], axis=1).reshape(-1, len(view.person))
+    starts = view.present * (ends > np.maximum(ends.max(axis=1, initial=0.0, keepdims=True), 0.0) / 2)
+    starts = starts[starts.any(axis=1)]
+    if not len(starts):
+        return None
+    candidates = np.stack([starts, _fitted(view, starts)], axis=1).reshape(-1, len(view.person))
+    scores = _scores(view, candidates, largest)
+    best = int(np.argmax(scores))
+    return Group(candidates[best], float(scores[best])) if scores[best] > 0 else None
+
+
+def _leading_eigenvectors(view: _View) -> Array:
+    """(vectors x submissions): by the block Lanczos method, with a start that is always the same."""
+    count = len(view.person)
+    if count <= _BLOCKS * _BLOCK:
+        basis = np.diag(view.present)
+        images = view.sums(basis)[0]
+    else:
+        basis, images = np.zeros((2, 0, count))
+        rest = np.random.default_rng(0).standard_normal((_BLOCK, count))
+        for _ in range(_BLOCKS):
+            for _ in range(2):
+                rest = rest - (rest @ basis.T) @ basis
+            block = np.linalg.qr((rest * view.present).T).Q.T
+            rest = view.sums(block)[0]
+            basis, images = np.concatenate([basis, block]), np.concatenate([images, rest])
+    ritz = basis @ images.T
+    return np.linalg.eigh((ritz + ritz.T) / 2).eigenvectors[:, -_EIGENVECTORS:].T @ basis
+
+
+def _fitted(view: _View, starts: Array) -> Array:
+    """Fit the model by mean-field steps from each start; the last probabilities before a group would vanish."""
+    result = starts.copy()
+    active = np.arange(len(starts))
     for _ in range(_STEPS):
-        closeness = _similarity(edges, pairs, belonging)
-        share = float(np.clip(belonging.mean(), 1e-3, 1 - 1e-3))
-        inside = float(belonging @ closeness) / float(belonging.sum())
-        outside = float((1 - belonging) @ closeness) / max(float((1 - belonging).sum()), 1e-9)
-        variance = float(belonging @ (closeness - inside) ** 2 + (1 - belonging) @ (closeness - outside) ** 2)
+        belonging = result[active]
+        rest = view.present - belonging
+        sums, others, own = view.sums(belonging)
+        closeness = sums / np.maximum(others, 1e-9)
+        size, size_of_rest = belonging.sum(axis=1, keepdims=True), rest.sum(axis=1, keepdims=True)
+        share = np.clip(size / (size + size_of_rest), 1e-3, 1 - 1e-3)
+        inside = np.sum(belonging * closeness, axis=1, keepdims=True) / size
+        outside = np.sum(rest * closeness, axis=1, keepdims=True) / np.maximum(size_of_rest, 1e-9)
+        squares = belonging * (closeness - inside) ** 2 + rest * (closeness - outside) ** 2
+        variance = squares.sum(axis=1, keepdims=True) / (size + size_of_rest)
         # The rate of each client from its other submissions: the mean of a beta distribution.
-        others = np.bincount(person, belonging)[person] - belonging
-        malicious = PRIOR * share + others + convictions
-        benign = PRIOR * (1 - share) + submissions - 1 - others
-        slope = (inside - outside) / max(variance / len(belonging), 1e-9)
+        own -= belonging
+        malicious = PRIOR * share + own + view.convictions
+        benign = PRIOR * (1 - share) + view.submissions - view.present - own
+        slope = (inside - outside) / np.maximum(variance, 1e-9)
         odds = slope * (closeness - (inside + outside) / 2) + np.log(malicious / benign)
-        updated: Array = 0.5 + 0.5 * np.tanh(odds / 2)
-        if updated.sum() < 1.5:
+        updated = view.present * (0.5 + 0.5 * np.tanh(odds / 2))
+        remains = updated.sum(axis=1) >= 1.5
+        result[active[remains]] = updated[remains]
+        active = active[remains & (np.abs(updated - belonging).max(axis=1) >= 1e-3)]
+        if not len(active):
             break
-        settled = float(np.abs(updated - belonging).max()) < 1e-3
-        belonging = updated
-        if settled:
-            break
-    return belonging
+    return result
 
 
-def _scored(edges: Array, pairs: Array, person: Numbers, belonging: Array, largest: int) -> Group | None:
-    """The group of these probabilities; None if it has too few or too many clients, or if they are not similar.
+def _scores(view: _View, candidates: Array, largest: int) -> Array:
+    """The score of each group; 0 for one that has too few or too many clients, or whose clients are not similar.
 
     A client counts once for its submissions in the group and once for the others: it may have become hostile late.
     """
-    members = belonging > 0.5
-    part = 2 * person + members
-    sizes = np.bincount(part, minlength=2 * int(person.max()) + 2)
-    clients, in_group = len(sizes) // 2, int(np.count_nonzero(sizes[1::2]))
-    if not 2 <= in_group <= min(largest, clients - 1) or clients < 4:
-        return None
-    strength = float(edges[np.ix_(members, members)].sum()) / int(members.sum())
-    similarity = _similarity(edges, pairs, members.astype(np.float64))
-    closeness = np.bincount(part, similarity, minlength=len(sizes)) / np.maximum(sizes, 1)
-    inside, outside = closeness[1::2][sizes[1::2] > 0], closeness[::2][sizes[::2] > 0]
-    variance = (inside.var() * len(inside) + outside.var() * len(outside)) / (len(inside) + len(outside) - 2)
-    separation = (inside.mean() - outside.mean()) / max(math.sqrt(variance), 1e-9)
-    if strength <= 0 or separation <= 0:
-        return None
-    return Group(belonging, strength * float(np.clip(separation, _CHANCE, 4 * _CHANCE)) / math.sqrt(len(edges)))
+    members = candidates > 0.5
+    sums, others, _ = view.sums(members.astype(np.float64))
+    strength = np.sum(sums * members, axis=1) / np.maximum(members.sum(axis=1), 1)
+    # (groups x clients x outside or inside): the mean similarity of a client's submissions, and whether it has any.
+    shape = len(candidates), view.clients, 2
+    parts = (np.arange(shape[0])[:, None] * 2 * view.clients + 2 * view.person + members).ravel()
+    present = np.broadcast_to(view.present, candidates.shape).ravel()
+    sizes, closeness = (
+        np.bincount(parts, values, math.prod(shape)).reshape(shape)
+        for values in (present, (sums / np.maximum(others, 1e-9)).ravel())
+    )
+    has = sizes > 0
+    clients, of_client = has.sum(axis=1), closeness / np.maximum(sizes, 1)
+    means = np.sum(of_client * has, axis=1) / np.maximum(clients, 1)
+    squares = np.sum(has * (of_client - means[:, None]) ** 2, axis=(1, 2))
+    deviations = np.sqrt(squares / np.maximum(clients.sum(axis=1) - 2, 1))
+    separation = (means[:, 1] - means[:, 0]) / np.maximum(deviations, 1e-9)
+    allowed = (clients[:, 1] >= 2) & (clients[:, 1] <= min(largest, view.remaining - 1)) & (view.remaining >= 4)
+    found = allowed & (strength > 0) & (separation > 0)
+    scores: Array = strength * np.clip(separation, _CHANCE, 4 * _CHANCE) / math.sqrt(view.present.sum())
+    return np.where(found, scores, 0.0)

@@ -50,7 +50,15 @@ def _in_group(evidence: SubmissionGraph, clusters: Clusters, row: int, label: in
     """With whom, since when, how strongly and in which layers the update of `row` is similar."""
     if not isinstance(clusters, GroupClusters):  # of another clustering in a profile of the user's own
         return clusters.describe(label)
-    group, own = clusters.groups[label - 1], evidence.here.start + row
+    own = evidence.here.start + row
+    if clusters.loners is not None and label > len(clusters.groups):
+        repetition = clusters.loners.repetition
+        return (
+            f"its updates repeat themselves (mean z-score {repetition[evidence.people[own]]:.1f}, median of the "
+            f"clients {np.nanmedian(repetition):.1f}), as those of a lone attacker do. Honest causes: data that differ "
+            "from all other clients', or updates sent again"
+        )
+    group = clusters.groups[label - 1]
     members = group.members & (evidence.people != evidence.people[own])
     with_members = evidence.edges[own][members]
     others = Counter(evidence.nodes[node] for node in np.flatnonzero(members))

@@ -59,13 +59,13 @@ class Snapshots:
         self.kept = [one for one in self.kept if one.rounds[-1] >= before]
 
     def before(self, rounds: Collection[int]) -> Snapshot | None:
-        """The latest model from before all of these rounds that are still covered; it and later ones are dropped."""
+        """The latest model from before all of these rounds that are still covered."""
         wanted = set(rounds)
-        first = next((place for place, one in enumerate(self.kept) if wanted & set(one.rounds)), None)
-        if first is None:
-            return None
-        found, self.kept = self.kept[first], self.kept[:first]
-        return found
+        return next((one for one in self.kept if wanted & set(one.rounds)), None)
+
+    def drop_from(self, snapshot: Snapshot) -> None:
+        """Drop this snapshot and all later ones."""
+        self.kept = self.kept[: self.kept.index(snapshot)]
 
     def state(self) -> SavedState:
         """All snapshots."""

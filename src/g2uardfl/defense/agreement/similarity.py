@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ...core.numerics import Array
+from ...core.threads import in_parallel
+from ..stages import Mask
 from .sketches import Sketches
 
 Numbers = npt.NDArray[np.int64]
@@ -22,15 +24,17 @@ _MIN_DEVIATION = 0.01
 """Cosines that vary by less than this (robust standard deviation) are treated as if they varied by this much."""
 _LAYER_LIMITS = -6.0, 12.0
 """Limits of a single layer's z-score, so that no layer alone decides."""
+_BLOCK_SIZE = 1 << 22
+"""How many cosines a thread computes at once: 16 MiB."""
 
 
-def new_edges(sketches: Sketches, people: Numbers, rounds: Sequence[int]) -> Array:
-    """(new submissions x submissions): z-scores of the similarity of the last round's submissions to all in the window.
+def new_edges(sketches: Sketches, people: Numbers, rounds: Sequence[int]) -> tuple[Array, Array]:
+    """Z-scores of the similarity of the last round's submissions to all in the window.
 
     In each layer, the median cosine between the clients of the two rounds is subtracted, which removes what everybody
     learnt then; the rest is divided by its robust standard deviation and clipped. The mean over the layers is divided
-    by its own deviation. Submissions of one client are not compared: their edge is 0, since every client resembles its
-    own past.
+    by its own deviation. Submissions of one client have no edge (0), since every client resembles its own past; how
+    much it does is the second result.
 
     Parameters
     ----------
@@ -40,27 +44,53 @@ def new_edges(sketches: Sketches, people: Numbers, rounds: Sequence[int]) -> Arr
         For each submission the number of its client.
     rounds
         For each submission its round.
+
+    Returns
+    -------
+    edges
+        (new submissions x submissions).
+    repetition
+        (new submissions x 2): the sum and the number of the z-scores with the same client's earlier submissions.
     """
     starts = np.flatnonzero(np.diff(rounds, prepend=rounds[0] - 1))
-    new = slice(int(starts[-1]), len(people))
-    by_layer = np.ascontiguousarray(sketches.transpose(1, 0, 2))
-    cosines = by_layer[:, new] @ by_layer.transpose(0, 2, 1)
+    new, layers = slice(int(starts[-1]), len(people)), sketches.shape[1]
     comparable = people[new, None] != people[None, :]
-    for start, stop in zip(starts, [*starts[1:], len(people)], strict=True):
-        pairs = comparable[:, start:stop]
-        if pairs.any():
-            cosines[:, :, start:stop] -= np.median(cosines[:, :, start:stop][:, pairs], axis=1)[:, None, None]
-    scale = np.maximum(_deviation(cosines[:, comparable]), _MIN_DEVIATION)
-    similarity = np.clip(cosines / scale[:, None, None], *_LAYER_LIMITS).mean(axis=0, dtype=np.float64)
-    similarity[~comparable] = 0.0
-    spread = float(_deviation(similarity[comparable]))
-    result: Array = similarity / spread if spread > 0 else similarity
-    return result
+    blocks = [slice(start, stop) for start, stop in zip(starts, [*starts[1:], len(people)], strict=True)]
+
+    def exceeding(some: slice) -> Array:
+        """The sum over some layers of the limited z-scores."""
+        by_layer = np.ascontiguousarray(sketches[:, some].transpose(1, 0, 2))
+        cosines = by_layer[:, new] @ by_layer.transpose(0, 2, 1)
+        for block in blocks:
+            cosines[:, :, block] -= _medians(cosines[:, :, block], comparable[:, block])[:, None, None]
+        scale = np.maximum(1.4826 * _medians(np.abs(cosines), comparable), _MIN_DEVIATION).astype(cosines.dtype)
+        total: Array = np.clip(cosines / scale[:, None, None], *_LAYER_LIMITS).sum(axis=0, dtype=np.float64)
+        return total
+
+    step = max(_BLOCK_SIZE // comparable.size, 1)
+    parts = in_parallel(exceeding, [slice(first, first + step) for first in range(0, layers, step)])
+    similarity = np.asarray(sum(parts, np.zeros(comparable.shape)) / max(layers, 1))
+    spread = 1.4826 * float(_medians(np.abs(similarity[None]), comparable)[0])
+    if spread > 0:
+        similarity /= spread
+    earlier = ~comparable
+    earlier[:, new] = False
+    repetition = np.stack([np.sum(similarity * earlier, axis=1), np.count_nonzero(earlier, axis=1)], axis=1)
+    return np.where(comparable, similarity, 0.0), repetition
 
 
-def _deviation(values: npt.NDArray[np.floating[Any]]) -> Array:
-    """The robust standard deviation around 0 along the last axis; 0 where there are no values."""
-    if not values.shape[-1]:
-        return np.zeros(values.shape[:-1])
-    result: Array = 1.4826 * np.median(np.abs(values), axis=-1)
-    return result
+def _medians(values: npt.NDArray[np.floating[Any]], mask: Mask) -> npt.NDArray[np.floating[Any]]:
+    """For each layer the median of its values inside the mask; 0 where there are none.
+
+    >>> _medians(np.array([[[1.0, 5.0, 2.0, 7.0]]]), np.array([[True, False, True, True]]))
+    array([2.])
+    """
+    count = int(np.count_nonzero(mask))
+    if not count:
+        return np.zeros(len(values))
+    inside = np.where(mask, values, np.inf).reshape(len(values), -1)
+    # One position is several times faster than the two that NumPy's median partitions at.
+    inside.partition(count // 2, axis=1)
+    upper = inside[:, count // 2]
+    result = upper if count % 2 else (upper + inside[:, : count // 2].max(axis=1)) / 2
+    return np.asarray(result)

@@ -11,12 +11,14 @@ import numpy.typing as npt
 from ...aggregators.base import ClientId
 from ...core.numerics import Array
 from ...core.state_files import SavedState
-from ..stages import Mask
+from ..stages import Edges, Mask
 from .similarity import new_edges
 from .sketches import Sketches
 
 HISTORY = 5
 """What is usual is measured over so many rounds: attackers may be most of one round."""
+_SMALL = 2048
+"""The edges of more submissions than this are kept in single precision, since they take most of the memory."""
 _NONE: Sketches = np.zeros((0, 0, 0), dtype=np.float32)
 
 
@@ -32,8 +34,10 @@ class Window:
     clients: list[ClientId] = field(default_factory=list)
     rounds: list[int] = field(default_factory=list)
     sketches: Sketches = field(default_factory=lambda: _NONE)
-    edges: Array = field(default_factory=lambda: np.zeros((0, 0)))
+    edges: Edges = field(default_factory=lambda: np.zeros((0, 0)))
     """(submissions x submissions): see `similarity.new_edges`."""
+    repetition: Array = field(default_factory=lambda: np.zeros((0, 2)))
+    """(submissions x 2): see `similarity.new_edges`."""
     accepted: Mask = field(default_factory=lambda: np.zeros(0, dtype=bool))
     """Which submissions were accepted."""
     renewed: Sketches = field(default_factory=lambda: _NONE)
@@ -70,11 +74,13 @@ class Window:
         self.sketches = np.concatenate([self.sketches, sketches]) if len(self.sketches) else sketches.copy()
         self.accepted = np.concatenate([self.accepted, np.zeros(len(clients), dtype=bool)])
         before, count = len(self.edges), len(clients)
-        edges = new_edges(self.sketches, self.client_numbers(), self.rounds)
-        grown = np.zeros((before + count, before + count))
+        edges, repetition = new_edges(self.sketches, self.client_numbers(), self.rounds)
+        size = before + count
+        grown: Edges = np.empty((size, size), dtype=np.float64 if size <= _SMALL else np.float32)
         grown[:before, :before] = self.edges
         grown[before:], grown[:, before:] = edges, edges.T
         self.edges = grown
+        self.repetition = np.concatenate([self.repetition, repetition])
 
     def note_accepted(self, accepted: Mask) -> None:
         """Note which of the last submissions were accepted."""
@@ -87,11 +93,11 @@ class Window:
         rows = np.flatnonzero(kept)
         self.clients, self.rounds = [self.clients[row] for row in rows], [self.rounds[row] for row in rows]
         self.renewed = self.renewed[kept[len(kept) - len(self.renewed) :]]
-        self.sketches, self.accepted, self.edges = (
-            self.sketches[rows],
-            self.accepted[rows],
-            self.edges[np.ix_(rows, rows)],
-        )
+        # The last ones are not copied, since there may be millions of edges.
+        last = slice(len(kept) - len(rows), None)
+        some, pairs = (last, (last, last)) if kept[last].all() else (rows, np.ix_(rows, rows))
+        self.sketches, self.accepted, self.edges = self.sketches[some], self.accepted[some], self.edges[pairs]
+        self.repetition = self.repetition[some]
 
     def client_numbers(self) -> npt.NDArray[np.int64]:
         """For each submission the number of its client, counted from 0."""
@@ -106,14 +112,17 @@ class Window:
             "accepted": self.accepted.tolist(),
             "renewals": self.renewals,
         }
-        return SavedState(values, {"sketches": self.sketches, "renewed": self.renewed, "edges": self.edges})
+        arrays = {name: getattr(self, name) for name in ("sketches", "renewed", "edges", "repetition")}
+        return SavedState(values, arrays)
 
     def restore(self, state: SavedState) -> None:
         """Continue with saved submissions."""
         self.clients, self.rounds = list(state.values["clients"]), list(state.values["rounds"])
         self.accepted = np.array(state.values["accepted"], dtype=bool)
         self.sketches, self.renewed = state.arrays["sketches"], state.arrays["renewed"]
-        self.edges, self.renewals = state.arrays["edges"], int(state.values["renewals"])
-        lengths = {len(one) for one in (self.clients, self.rounds, self.accepted, self.sketches, self.edges)}
+        self.edges, self.repetition = state.arrays["edges"], state.arrays["repetition"]
+        self.renewals = int(state.values["renewals"])
+        parts = (self.clients, self.rounds, self.accepted, self.sketches, self.edges, self.repetition)
+        lengths = {len(one) for one in parts}
         if len(self.renewed) > len(self.clients) or len(lengths) != 1:
             raise ValueError("the submissions of the window differ in number")

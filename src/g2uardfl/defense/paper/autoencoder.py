@@ -18,7 +18,7 @@ from torch.optim.adam import adam
 
 from ...core.numerics import Array
 from ...core.threads import one_thread
-from ..stages import Clusters
+from ..stages import Clusters, Edges
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def cluster_count(attributes: Array, *, min_clusters: int, min_cluster_size: int
     return int(max(min_clusters, min(found, clients // 2)))
 
 
-def normalised_adjacency(adjacency: Array) -> Array:
+def normalised_adjacency(adjacency: Edges) -> Array:
     """Â = D^-1/2 A D^-1/2, where A is the adjacency matrix with ones on the diagonal and D its row sums."""
     connected = np.array(adjacency, dtype=np.float64)
     np.fill_diagonal(connected, 1.0)
@@ -119,7 +119,7 @@ class GraphAutoEncoder:
 @one_thread()
 def cluster_graph(
     attributes: Array,
-    adjacency: Array,
+    adjacency: Edges,
     encoder: GraphAutoEncoder,
     *,
     clusters: int,
