@@ -4,8 +4,8 @@
 
 Three servers run the same federation. The first sees honest clients and attackers only; the second sees hostile
 replies in every round as well; the third sees the same replies, is killed with SIGKILL at random moments and finds its
-disk full for some rounds. Model and memory must be equal in all three at the end, and the audits of the last two as
-well.
+disk full for some rounds; it has processes of its own. Model and memory must be equal in all three at the end, and the
+audits of the last two as well.
 """
 
 from __future__ import annotations
@@ -83,8 +83,11 @@ def hostile_replies(weights: dict[str, np.ndarray], number: int) -> Iterator[Any
         yield kinds[(3 * number + place) % len(kinds)]()
 
 
-def serve(folder: Path, rounds: int, hostile: bool, disk_full_every: int) -> None:
-    """Run the remaining ones of `rounds` in this process; the disk is full at the end of every so many (0: never)."""
+def serve(folder: Path, rounds: int, hostile: bool, disk_full_every: int = 0, progress: bool = False) -> None:
+    """Run the remaining ones of `rounds` in this process; the disk is full at the end of every so many (0: never).
+
+    With `progress`, print a line before the first round and one after each.
+    """
     from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
     from flwr.supercore.task_identity import TaskIdentity
 
@@ -93,7 +96,8 @@ def serve(folder: Path, rounds: int, hostile: bool, disk_full_every: int) -> Non
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
     strategy = G2uardFLStrategy(seed=1, state_path=folder / "guard.state", audit_path=folder / "audit.jsonl")
     arrays = strategy.current_arrays or ArrayRecord({name: Array(value) for name, value in model().items()})
-    print("ready", flush=True)
+    if progress:
+        print("ready", flush=True)
 
     def sent_by(node: int, content: Any, number: int) -> Message:
         asked = Message(RecordDict({"config": ConfigRecord({"round": number})}), node, "train")
@@ -101,8 +105,8 @@ def serve(folder: Path, rounds: int, hostile: bool, disk_full_every: int) -> Non
 
     before = strategy.rounds_done
     for number in range(before + 1, rounds + 1):
-        is_full = disk_full_every > 0 and number % disk_full_every >= disk_full_every - _DISK_FULL_FOR
-        _limit_file_size(1000 if is_full else None)
+        if disk_full_every:
+            _limit_file_size(1000 if number % disk_full_every >= disk_full_every - _DISK_FULL_FOR else None)
         weights = {name: value.numpy() for name, value in state_dict(arrays).items()}
         replies = []
         for client in range(_HONEST + _ATTACKERS):
@@ -116,6 +120,8 @@ def serve(folder: Path, rounds: int, hostile: bool, disk_full_every: int) -> Non
         strategy.current_arrays = arrays
         new, _ = strategy.aggregate_train(number - before, replies)
         arrays = arrays if new is None else new
+        if progress:
+            print(number, flush=True)
         if number % 100 == 0:
             resident = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 1e6
             with (folder / "memory.jsonl").open("a") as file:
@@ -128,10 +134,9 @@ def _limit_file_size(limit: int | None) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (hard if limit is None else limit, hard))
 
 
-def run(folder: Path, rounds: int, *, hostile: bool, kills: int = 0, disk_full_every: int = 0, seed: int = 0) -> int:
+def run(folder: Path, rounds: int, *, kills: int, disk_full_every: int, seed: int) -> int:
     """Run a server in processes of its own until all rounds are done; returns how often it was killed."""
-    folder.mkdir()
-    command = [sys.executable, __file__, _SERVE, str(folder), str(rounds), str(int(hostile)), str(disk_full_every)]
+    command = [sys.executable, __file__, _SERVE, str(folder), str(rounds), str(disk_full_every)]
     rng, killed = random.Random(seed), 0
     while True:
         with (folder / "log").open("ab") as log:
@@ -140,9 +145,11 @@ def run(folder: Path, rounds: int, *, hostile: bool, kills: int = 0, disk_full_e
             assert process.stdout is not None
             process.stdout.readline()
             if killed < kills:
-                # Up to a hundred rounds, so that all moments of a round come up and the run gets ahead.
+                # Counted in rounds and not in seconds, so that a slow machine gets ahead and a fast one is killed too.
+                for _ in range(rng.randrange(rounds // (kills + 1))):
+                    process.stdout.readline()
                 try:
-                    process.wait(rng.uniform(0.0, 3.0))
+                    process.wait(rng.uniform(0.0, 0.1))  # any moment of a round
                 except subprocess.TimeoutExpired:
                     process.kill()
                     killed += 1
@@ -176,9 +183,11 @@ def outcome(folder: Path) -> dict[str, Any]:
 def soak(folder: Path, rounds: int, kills: int, seed: int = 0, disk_full_every: int = 100) -> dict[str, Any]:
     """Run the three servers and compare them."""
     began = time.perf_counter()
-    run(folder / "calm", rounds, hostile=False)
-    run(folder / "hostile", rounds, hostile=True)
-    killed = run(folder / "disturbed", rounds, hostile=True, kills=kills, disk_full_every=disk_full_every, seed=seed)
+    for name in ("calm", "hostile", "disturbed"):
+        (folder / name).mkdir()
+    serve(folder / "calm", rounds, hostile=False)
+    serve(folder / "hostile", rounds, hostile=True)
+    killed = run(folder / "disturbed", rounds, kills=kills, disk_full_every=disk_full_every, seed=seed)
     calm, hostile, disturbed = (outcome(folder / name) for name in ("calm", "hostile", "disturbed"))
     memory = folder / "hostile" / "memory.jsonl"
     return {
@@ -208,6 +217,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == [_SERVE]:
-        serve(Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "1", int(sys.argv[5]))
+        serve(Path(sys.argv[2]), int(sys.argv[3]), hostile=True, disk_full_every=int(sys.argv[4]), progress=True)
     else:
         main()

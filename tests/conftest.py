@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 # One thread per process, those that tests start included: models are tiny, several processes share the cores, and
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from helpers.processes import LeftoverProcesses
+from helpers.runs import session_cache
 
 torch.set_num_threads(1)
 
@@ -42,6 +44,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Start files with slow tests first, so that parallel workers finish at about the same time."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Use a cache of this session, so that a model is trained once for all tests, and the user's cache is not used."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("G2UARDFL_CACHE", str(session_cache(tmp_path_factory)))
+        yield
 
 
 @pytest.fixture(scope="session")

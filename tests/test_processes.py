@@ -61,7 +61,7 @@ def test_waits_for_a_long_time():
 
 alone_and_in_parallel = pytest.mark.parametrize(
     "arguments",
-    [pytest.param((), id="alone"), pytest.param(("-n", "2"), id="in-parallel", marks=pytest.mark.slow)],
+    [pytest.param((), id="alone"), pytest.param(("-p", "xdist", "-n", "2"), id="in-parallel", marks=pytest.mark.slow)],
 )
 
 
@@ -82,7 +82,7 @@ def has_ended(pid: int) -> bool:
 
 @pytest.fixture
 def environment():
-    return {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    return {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
 
 @alone_and_in_parallel

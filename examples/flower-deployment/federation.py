@@ -34,6 +34,8 @@ from g2uardfl.flower import Audit
 HERE = Path(__file__).resolve().parent
 PATIENCE = 600.0
 """Seconds to wait for one step; the slowest takes about 90 seconds on two cores."""
+RESTART_AFTER = 10.0
+"""Seconds from one start of a SuperNode to the next, like `RestartSec` of systemd: each start loads all of Flower."""
 
 
 class Federation:
@@ -45,6 +47,7 @@ class Federation:
         for path in (self.home, self.state, self.folder / "logs"):
             path.mkdir(parents=True, exist_ok=True)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.started: dict[str, float] = {}
         self.port = free_port()
         make_certificates(self.keys, ["127.0.0.1", "localhost"], nodes)
         connection = f'address = "127.0.0.1:{self.port}"\nroot-certificates = "{self.keys / "ca.crt"}"\n'
@@ -60,6 +63,7 @@ class Federation:
 
     def start(self, name: str, *command: str) -> None:
         """Start a process whose output goes to its own log."""
+        self.started[name] = time.monotonic()
         with (self.folder / "logs" / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
                 command, stdout=log, stderr=log, cwd=self.folder, env=self.environment, start_new_session=True
@@ -106,7 +110,8 @@ class Federation:
         The SuperLink considers a killed node alive until it has missed two heartbeats (a minute), and refuses its
         successor until then.
         """
-        if self.processes[f"supernode-{number}"].poll() is not None:
+        name = f"supernode-{number}"
+        if self.processes[name].poll() is not None and time.monotonic() - self.started[name] > RESTART_AFTER:
             self.start_supernode(number)
 
     def flwr(self, *arguments: str) -> str:
@@ -182,9 +187,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--boost", type=float, help="what the hostile client multiplies its update by")
+    parser.add_argument("--rounds", type=int, default=8, help="in total (default: 8; at least 5, for both kills)")
     options = parser.parse_args()
     federation = Federation(options.folder or Path(tempfile.mkdtemp(prefix="flower-deployment-")))
-    settings = {} if options.boost is None else {"boost": options.boost}
+    settings = {"rounds": options.rounds} | ({} if options.boost is None else {"boost": options.boost})
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that no process stays behind
     began = time.monotonic()
 
@@ -210,7 +216,7 @@ def main() -> None:
         federation.start_supernode(1)
         federation.submit(**settings)
         log("the SuperLink is running again, and the app is submitted again")
-        wait_for(lambda: is_finished(federation), "all rounds are done")
+        wait_for(lambda: is_finished(federation, options.rounds), "all rounds are done")
         log("all rounds are done")
         wait_for((federation.state / "model.npz").exists, "the final model is saved")
         for record in federation.rounds():
@@ -234,10 +240,10 @@ def missed_a_round(federation: Federation, node: str, known: int) -> bool:
     return any(record["verdicts"].get(node, {}).get("decision") == "invalid" for record in new)
 
 
-def is_finished(federation: Federation) -> bool:
+def is_finished(federation: Federation, rounds: int) -> bool:
     """Whether the last round is done; until then, start SuperNode 1 again whenever it has exited."""
     federation.revive_supernode(1)
-    return federation.rounds_done() >= 8
+    return federation.rounds_done() >= rounds
 
 
 if __name__ == "__main__":

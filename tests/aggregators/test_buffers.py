@@ -44,8 +44,10 @@ LIES = {
 }
 
 
-@pytest.mark.parametrize("lie", LIES)
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    ("rule", "lie"),
+    [*((rule, "a huge mean") for rule in RULES), *(("fedavg", lie) for lie in LIES if lie != "a huge mean")],
+)
 def test_a_client_that_lies_is_malicious_and_changes_nothing(rule, lie):
     model, (name, change) = batch_norm_model(), LIES[lie]
     clients = federation(model, 9, 0)

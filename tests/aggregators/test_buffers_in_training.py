@@ -33,16 +33,17 @@ def new_federation(rule: str, alpha: float, seed: int) -> DigitsFederation:
 
 
 @cache
-def after_20_rounds(rule: str, seed: int) -> tuple[DigitsFederation, dict]:
-    """A federation of clients with the same kind of data, and what its clients send in round 21."""
+def after_10_rounds(rule: str, seed: int) -> tuple[DigitsFederation, dict]:
+    """A federation of clients with the same kind of data, and what its clients send in round 11."""
     federation = new_federation(rule, math.inf, seed)
-    federation.run(20)
+    assert_nobody_is_mentioned(federation.run(10))
+    assert federation.accuracy() > 85
     return federation, deepcopy(federation).train()
 
 
 def three_more_rounds(rule: str, seed: int, liars: dict[int, Lie]) -> tuple[DigitsFederation, list]:
-    """The federation after 23 rounds, and the results of the last three, in which some clients lie."""
-    trained, sent = after_20_rounds(rule, seed)
+    """The federation after 13 rounds, and the results of the last three, in which some clients lie."""
+    trained, sent = after_10_rounds(rule, seed)
     federation = deepcopy(trained)
     return federation, [federation.finish_round(sent, liars), *federation.run(2, liars)]
 
@@ -52,17 +53,23 @@ def accuracy_without_liars(rule: str) -> float:
     return np.mean([three_more_rounds(rule, seed, {})[0].accuracy() for seed in range(3)])
 
 
+def assert_nobody_is_mentioned(results: list) -> None:
+    assert [flagged(result) for result in results] == [[]] * len(results)
+    assert not [result.note for result in results if "is far outside" in result.note]
+
+
 @pytest.mark.parametrize("seed", [0, 1])
-@pytest.mark.parametrize("alpha", [0.1, 0.5, math.inf])
+@pytest.mark.parametrize("alpha", [0.1, 0.5])
 def test_honest_clients_are_never_flagged_and_no_round_mentions_them(alpha, seed):
+    """`after_10_rounds` asserts the same of clients with the same kind of data."""
     federation = new_federation("fedavg", alpha, seed)
     results = federation.run(15)
-    assert [flagged(result) for result in results] == [[]] * 15
+    assert_nobody_is_mentioned(results)
     assert {result.note for result in results} == {""}
     assert federation.accuracy() > 85
 
 
-@pytest.mark.parametrize("lie", [*LIES, *HIDDEN_LIES])
+@pytest.mark.parametrize("lie", ["a mean of 100 more", *HIDDEN_LIES])
 @pytest.mark.parametrize("rule", RULES)
 def test_one_liar_of_ten_moves_the_accuracy_by_less_than_a_point(rule, lie):
     accuracies = []
@@ -73,8 +80,9 @@ def test_one_liar_of_ten_moves_the_accuracy_by_less_than_a_point(rule, lie):
     assert abs(accuracy_without_liars(rule) - np.mean(accuracies)) < 1
 
 
-@pytest.mark.parametrize("lie", LIES)
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    ("rule", "lie"), [("fedavg", "a mean of 100 more"), *(("g2uardfl", lie) for lie in list(LIES)[1:])]
+)
 def test_four_liars_of_ten_are_flagged_in_every_round(rule, lie):
     federation, results = three_more_rounds(rule, 0, dict.fromkeys(range(6, 10), LIES[lie]))
     assert [flagged(result) for result in results] == [[6, 7, 8, 9]] * 3

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import json
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,8 +18,6 @@ from g2uardfl.simulation.run import Interrupted, Simulation
 from g2uardfl.training.local import Job, share_predicted, train_locally
 from helpers.attacking import StopAfter, observed_rounds
 from helpers.models import same
-from helpers.processes import PATIENCE
-from helpers.runs import session_cache
 
 MIRRORED = '''
 """Mirrored sevens get the label 1; attackers train twice as long and double their update."""
@@ -144,14 +140,11 @@ class NotAnAttack:
 """
 
 CONFIG = {"task": "digits", "clients": 30, "per_round": 8, "pmr": 0.5, "workers": 1}
-ALL_CLIENTS = {"clients": 20, "per_round": 20, "pmr": 0.8, "rounds": 6, "evaluate_every": 6}
-"""Rounds in which every client takes part, and so all four bars."""
-ENGINES = pytest.mark.parametrize("engine", ["loop", "workers", "batched"])
 
 
 @pytest.fixture(scope="module", autouse=True)
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A third party's folder of modules, importable for this file, and a cache of initial models."""
+    """A third party's folder of modules, importable for this file."""
     place = tmp_path_factory.mktemp("theirs")
     package = place / "their_package"
     package.mkdir()
@@ -159,7 +152,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for name, code in modules.items():
         (package / f"{name}.py").write_text(code, encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("G2UARDFL_CACHE", str(session_cache(tmp_path_factory)))
         patch.syspath_prepend(place)
         importlib.invalidate_caches()
         yield place
@@ -182,19 +174,6 @@ def simulate(attack: str, engine: str = "loop", **changes) -> Simulation:
     return simulation
 
 
-@pytest.fixture(scope="module")
-def run(folder: Path) -> Callable[..., Simulation]:
-    """Like `simulate`, but each run is done once."""
-    done: dict[tuple[str, str], Simulation] = {}
-
-    def once(attack: str, engine: str, **changes) -> Simulation:
-        if (attack, engine) not in done:
-            done[attack, engine] = simulate(attack, engine, **changes)
-        return done[attack, engine]
-
-    return once
-
-
 def test_it_is_found_by_its_address_and_takes_few_lines():
     attack = attacks.create("their_package.mirrored:Mirrored")
     assert isinstance(attack, Attack)
@@ -204,9 +183,8 @@ def test_it_is_found_by_its_address_and_takes_few_lines():
 
 
 @pytest.mark.slow
-@ENGINES
-def test_it_plants_its_backdoor_on_every_engine(run, engine):
-    simulation = run("their_package.mirrored:Mirrored", engine, rounds=4)
+def test_it_plants_its_backdoor():
+    simulation = simulate("their_package.mirrored:Mirrored", rounds=4)
     start, end = simulation.start_scores, simulation.records[-1]
     assert start["asr"] < 0.2
     assert max(record["asr"] for record in simulation.records) > start["asr"] + 0.5
@@ -216,9 +194,10 @@ def test_it_plants_its_backdoor_on_every_engine(run, engine):
 
 
 @pytest.mark.slow
-@ENGINES
-def test_two_groups_plant_two_backdoors_at_once_on_every_engine(run, engine):
-    simulation = run("their_package.two_backdoors:TwoBackdoors", engine, **ALL_CLIENTS)
+def test_two_groups_plant_two_backdoors_at_once():
+    """All clients take part in every round, and so all four bars."""
+    name = "their_package.two_backdoors:TwoBackdoors"
+    simulation = simulate(name, clients=20, per_round=20, pmr=0.8, rounds=6, evaluate_every=6)
     edge, bars = (half.backdoor_test() for half in simulation.attack.halves)
     assert len(simulation.attack.backdoor_test()) == len(edge) + len(bars)
     assert set(edge.y.tolist()) == {0}
@@ -235,18 +214,15 @@ def test_two_groups_plant_two_backdoors_at_once_on_every_engine(run, engine):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("address", "changes"), [("mirrored:Mirrored", {"rounds": 4}), ("two_backdoors:TwoBackdoors", ALL_CLIENTS)]
-)
-def test_worker_processes_end_with_the_loops_weights_bit_for_bit(run, address, changes):
-    loop, workers = (run(f"their_package.{address}", engine, **changes) for engine in ("loop", "workers"))
-    assert same(workers.weights, loop.weights)
-
-
 @pytest.mark.parametrize("address", ["mirrored:Mirrored", "two_backdoors:TwoBackdoors"])
-def test_a_batched_round_ends_with_the_loops_weights_up_to_rounding(address):
-    name = f"their_package.{address}"
-    loop, batched = (simulate(name, one, rounds=1, start="scratch", alpha=1.0) for one in ("loop", "batched"))
+def test_every_engine_ends_with_the_loops_weights(address):
+    """Worker processes bit for bit, batched training up to rounding."""
+    changes = {"rounds": 2, "start": "scratch", "alpha": 1.0, "evaluate_every": 2}
+    loop, workers, batched = (
+        simulate(f"their_package.{address}", engine, **changes) for engine in ("loop", "workers", "batched")
+    )
+    assert [record["attacking"] for record in loop.records].count([]) == 0
+    assert same(workers.weights, loop.weights)
     for key, value in loop.weights.items():
         torch.testing.assert_close(batched.weights[key], value, rtol=0, atol=1e-4)
 
@@ -339,17 +315,3 @@ def test_an_attack_that_sends_a_model_for_another_client_is_one_clear_error():
     simulation = Simulation(RunConfig(**{**CONFIG, "attack": attack, "start": "scratch", "engine": "loop"}))
     with pytest.raises(G2uardFLError, match="client -1, which is not a member in round 1"):
         simulation.run()
-
-
-@pytest.mark.slow
-def test_on_the_command_line_a_file_in_the_current_folder_is_enough(folder: Path):
-    program = [sys.executable, "-c", "from g2uardfl.cli import main; main()"]
-    (folder / "mine.py").write_text(MIRRORED, encoding="utf-8")
-    arguments = ["run", "--task", "digits", "--attack", "mine:Mirrored", "--defense", "fedavg", "--rounds", "2"]
-    arguments += ["--clients", "30", "--per-round", "8", "--pmr", "0.5", "--start-from", "scratch"]
-    arguments += ["--out", "run"]
-    found = subprocess.run([*program, *arguments], cwd=folder, capture_output=True, text=True, timeout=10 * PATIENCE)
-    assert found.returncode == 0, found.stderr
-    records = [json.loads(line) for line in (folder / "run/rounds.jsonl").read_text().splitlines()]
-    assert len(records) == 2
-    assert all(record["attacking"] for record in records)

@@ -1,4 +1,4 @@
-"""Without a defence every attack plants its backdoor within 30 rounds on small data, and accuracy stays.
+"""Without a defence every attack plants its backdoor within 20 rounds on small data, and accuracy stays.
 
 `g2uardfl reproduce robustness --scale paper --only "No defense"` measures full runs on the paper's data.
 """
@@ -17,7 +17,6 @@ from g2uardfl.simulation.config import RunConfig
 from g2uardfl.simulation.run import Simulation
 from g2uardfl.tasks.base import Samples
 from g2uardfl.tasks.mnist import Mnist
-from helpers.runs import shared_cache as shared_cache
 
 STRENGTH_ON_DIGITS = {
     "black_box": (0.60, 0.04),
@@ -30,10 +29,10 @@ STRENGTH_ON_DIGITS = {
     "model_obfuscation": (0.80, 0.06),
     "randomized": (0.80, 0.04),
 }
-"""The smallest rise of ASR and the largest fall of ACC, from the start to the mean of the last five of 30 rounds."""
+"""The smallest rise of ASR and the largest fall of ACC, from the start to the mean of the last five of 20 rounds."""
 
-STRENGTH_ON_MNIST = {"black_box": 0.6, "pgd": 0.3, "pgd_replacement": 0.6, "constrain_and_scale": 0.6}
-"""The smallest rise of ASR in six rounds on a twentieth of MNIST."""
+STRENGTH_ON_MNIST = {"black_box": 0.6, "pgd_replacement": 0.6}
+"""The smallest rise of ASR in six rounds on a twentieth of MNIST, without and with scaled updates."""
 
 
 class MnistPart(Mnist):
@@ -56,8 +55,8 @@ def last_rounds(simulation: Simulation, figure: str) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("attack", STRENGTH_ON_DIGITS)
-def test_in_30_rounds_on_digits_asr_rises_and_acc_stays(attack: str):
-    simulation = Simulation(RunConfig(task="digits", attack=attack, rounds=30, engine="loop"))
+def test_in_20_rounds_on_digits_asr_rises_and_acc_stays(attack: str):
+    simulation = Simulation(RunConfig(task="digits", attack=attack, rounds=20, engine="loop"))
     simulation.run()
     rise, fall = STRENGTH_ON_DIGITS[attack]
     start = simulation.start_scores
@@ -69,7 +68,7 @@ def test_in_30_rounds_on_digits_asr_rises_and_acc_stays(attack: str):
 
 @pytest.mark.slow
 def test_on_digits_the_model_has_no_backdoor_without_an_attack():
-    simulation = Simulation(RunConfig(task="digits", attack="none", rounds=30, evaluate_every=30, engine="loop"))
+    simulation = Simulation(RunConfig(task="digits", attack="none", rounds=20, evaluate_every=20, engine="loop"))
     simulation.run()
     assert simulation.records[-1]["asr"] < 0.05
 

@@ -24,9 +24,9 @@ RECALL, _, FALSE_ALARMS = ablation.COLUMNS
 
 @pytest.fixture(scope="module")
 def path(digits_record, tmp_path_factory) -> Path:
-    """Eight recorded rounds under attack."""
+    """Five recorded rounds under attack."""
     record, path = Record.load(digits_record), tmp_path_factory.mktemp("ablation") / "digits.npz"
-    Record(record.rounds[:8], record.numbers[:8], record.attacking[:8]).save(path)
+    Record(record.rounds[:5], record.numbers[:5], record.attacking[:5]).save(path)
     return path
 
 

@@ -119,10 +119,9 @@ def test_wrong_arguments_are_one_clear_error(cli, arguments, words):
 
 @pytest.mark.slow
 def test_cells_of_a_table_of_the_paper_run_on_real_data(cli, real_data, tmp_path):
-    only = ["mnist", "Black-box", "3DFed"]
-    done = cli("reproduce", "robustness", "--only", *only, "--jobs", 2, "--data-dir", real_data)
+    done = cli("reproduce", "robustness", "--only", "mnist", "3DFed", "--jobs", 1, "--data-dir", real_data)
     assert done.status == 0, done.stderr
     rows = list(csv.DictReader((tmp_path / "runs/smoke/pages/robustness.csv").read_text(encoding="utf-8").splitlines()))
     assert {(row["attack"], row["profile"]) for row in rows} == {
-        (attack, profile) for attack in only[1:] for profile in ("", "paper", "default")
+        ("3DFed", profile) for profile in ("", "paper", "default")
     }

@@ -18,9 +18,7 @@ def executed(tmp_path_factory):
     client = NotebookClient(
         notebook, timeout=300, resources={"metadata": {"path": str(tmp_path_factory.mktemp("notebook"))}}
     )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("G2UARDFL_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
-        return client.execute().cells
+    return client.execute().cells
 
 
 def shown(cells, code):

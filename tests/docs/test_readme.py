@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from helpers.runs import session_cache
+from helpers.command_line import cli as cli
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -23,28 +20,23 @@ COMMANDS = [
 ]
 
 
-def test_the_python_example_runs_and_says_what_became_of_every_client(tmp_path):
+def test_the_python_example_runs_and_says_what_became_of_every_client(tmp_path, monkeypatch, capsys):
     (code,) = re.findall(r"```python\n(.*?)```", README, flags=re.S)
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert len(re.findall(r"^client-\d (accepted|held_out|malicious|invalid) .*\.$", done.stdout, flags=re.M)) == 8
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "README.md", "exec"), {})
+    printed = capsys.readouterr().out
+    assert len(re.findall(r"^client-\d (accepted|held_out|malicious|invalid) .*\.$", printed, flags=re.M)) == 8
     assert (tmp_path / "guard.state").exists()
 
 
 @pytest.mark.slow
-def test_the_commands_run_one_after_the_other(tmp_path, tmp_path_factory):
+def test_the_commands_run_one_after_the_other(cli, tmp_path):
     assert len(COMMANDS) >= 5
-    environment = {**os.environ, "G2UARDFL_CACHE": str(session_cache(tmp_path_factory))}
     for command in COMMANDS:
         program, *arguments = shlex.split(command)
         assert program == "g2uardfl"
-        done = subprocess.run(
-            [sys.executable, "-c", "from g2uardfl.cli import main; main()", *arguments],
-            cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, f"{command}\n{done.stderr}"
+        done = cli(*arguments)
+        assert done.status == 0, f"{command}\n{done.stderr}"
         assert done.stdout
     assert (tmp_path / "runs/both.html").exists()
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -64,16 +65,30 @@ class InOneProcess:
         For state and audit.
     boost
         Of the hostile client; None if all are honest.
+    rounds
+        The number of the last one.
+    attack_from
+        The first round in which the hostile client attacks.
+    absent
+        The rounds without client 1.
+    resumed
+        The folder of a run that this one continues.
     """
 
     def __init__(
-        self, folder: Path, boost: float | None, rounds: int, attack_from: int = 1, absent: tuple[int, ...] = ()
+        self,
+        folder: Path,
+        boost: float | None,
+        rounds: int,
+        attack_from: int = 1,
+        absent: tuple[int, ...] = (),
+        resumed: Path | None = None,
     ):
         self.folder, self.boost, self.attack_from, self.absent = folder, boost, attack_from, absent
         self.settings = {"rounds": rounds, "timeout": 60.0, "state": str(folder), "learning-rate": 0.5, "boost": boost}
         self.accuracies: list[float] = []
-        """After each round, in percent."""
-        folder.mkdir()
+        """Before each round, in percent."""
+        shutil.copytree(resumed, folder) if resumed else folder.mkdir()
 
     def run(self) -> InOneProcess:
         grid = LocalGrid({number: functools.partial(self._reply, number) for number in range(1, CLIENTS + 1)})
@@ -138,62 +153,74 @@ def test_an_attacker_of_usual_norm_delays_the_first_round_as_the_readme_says(tmp
     assert within(InOneProcess(tmp_path / "clean", None, 2).run().accuracies[1], clean)
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The folder of a run without attack."""
+    return InOneProcess(tmp_path_factory.mktemp("trained") / "run", None, CLEAN).run().folder
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("boost", [1.0, 3.0, 10.0, 30.0])
-def test_a_client_that_turns_hostile_on_a_trained_model_is_flagged_and_changes_little(boost, tmp_path):
-    run = InOneProcess(tmp_path / "run", boost, CLEAN + 20, attack_from=CLEAN + 1).run()
+def test_a_client_that_turns_hostile_on_a_trained_model_is_flagged_and_changes_little(boost, tmp_path, trained):
+    run = InOneProcess(tmp_path / "run", boost, CLEAN + 20, resumed=trained).run()
     assert run.decisions(HOSTILE)[CLEAN:] == ["malicious"] * 20
     (attacked,) = stated("the accuracy stays within (RANGE) %")
     (clean,) = stated("learns little that is rare: (RANGE) % after 60 rounds without attack")
-    assert within(run.accuracies[CLEAN], clean)
-    assert all(within(value, attacked) for value in [*run.accuracies[CLEAN + 1 :], run.accuracy])
+    assert len(run.accuracies) == 20
+    assert within(run.accuracies[0], clean)
+    assert all(within(value, attacked) for value in [*run.accuracies[1:], run.accuracy])
 
 
 @pytest.mark.slow
 def test_fedavg_learns_from_a_client_that_turns_hostile_on_a_trained_model(tmp_path, fedavg):
     clean, one, three = stated("FedAvg falls from (RANGE) % to (RANGE) % with `boost` 1 and to (RANGE) % with 3")
     assert stated("without attack, and (RANGE) % with FedAvg") == [clean]
+    honest = InOneProcess(tmp_path / "clean", None, CLEAN).run()
     for boost, attacked in ((1.0, one), (3.0, three)):
-        run = InOneProcess(tmp_path / str(boost), boost, CLEAN + 20, attack_from=CLEAN + 1).run()
-        assert within(run.accuracies[CLEAN], clean)
+        run = InOneProcess(tmp_path / str(boost), boost, CLEAN + 20, resumed=honest.folder).run()
+        assert within(run.accuracies[0], clean)
         assert within(run.accuracy, attacked)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="the example finds process groups in /proc")
 def test_the_run_of_the_readme_prints_what_it_says(tmp_path):
+    """But for its last two rounds: Flower starts a process for each client in each round."""
     assert "cd examples/flower-deployment\npython federation.py\n" in README
-    command = [sys.executable, "federation.py", "--folder", str(tmp_path / "run")]
+    rounds = ROUNDS - 2
+    command = [sys.executable, "federation.py", "--folder", str(tmp_path / "run"), "--rounds", str(rounds)]
     with running(command, cwd=EXAMPLE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         output, errors = process.communicate(timeout=10 * PATIENCE)
         assert process.returncode == 0, output + errors
     shown = re.findall(r"^round (\d+): (.*)$", output, flags=re.M)
-    assert [int(number) for number, _ in shown] == list(range(1, ROUNDS + 1)), output
+    assert [int(number) for number, _ in shown] == list(range(1, rounds + 1)), output
     decisions = [dict(entry.split(" ", 1) for entry in line.split(", ")) for _, line in shown]
     # After the kills a busy machine may lose replies.
     replied = [
         {client: one[client] for client in one if one[client] not in ("invalid", "not asked")} for one in decisions
     ]
     changed = [one for one in replied if "accepted" in one.values()]
-    assert len(changed) >= ROUNDS - 2, output
+    assert len(changed) >= rounds - 2, output
     assert changed[:2] == replied[:2], output
     attacker = [one.pop("5") for one in changed if "5" in one]
-    assert len(attacker) >= ROUNDS - 3, output
+    assert len(attacker) >= rounds - 3, output
     assert set(attacker) == {"malicious"}, output
     missed = {number for number, one in enumerate(decisions, start=1) if one["1"] in ("invalid", "not asked")}
     assert missed, output
-    assert missed <= set(range(3, ROUNDS + 1)), output
+    assert missed <= set(range(3, rounds + 1)), output
     usable = [decision for one in changed for decision in one.values()]
     assert set(usable) == {"accepted"}, output
     (found,) = re.findall(r"^accuracy ([\d.]+) %$", output, flags=re.M)
-    assert within(float(found), *stated("and the accuracy is (RANGE) %"))
+    here = InOneProcess(tmp_path / "here", 30.0, rounds, absent=(3, 4)).run()
+    assert float(found) == pytest.approx(here.accuracy, abs=2.0)
+    assert ("30", *(f"{text} %" for text in stated("and the accuracy is (RANGE) %"))) == ATTACKS[1][:3:2]
 
     # Nothing was lost with the processes.
     path = tmp_path / "run" / "state" / "guard.state"
     state, restored = FederationState.load(path), G2uardFL()
     assert state is not None
     state.restore(restored, path)
-    assert state.rounds_done == ROUNDS
+    assert state.rounds_done == rounds
     counts = restored.filtering.reputation.counts.values()
     scores = benign_scores(np.array(list(counts)))
     assert len(scores) == CLIENTS, "the nodes keep their ids"

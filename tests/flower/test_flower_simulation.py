@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
+import json
 import os
 import re
 import shlex
@@ -19,6 +22,8 @@ pytest.importorskip("flwr", reason="needs Flower: pip install 'g2uardfl[flower]'
 pytest.importorskip("ray", reason="needs Flower's simulation engine: pip install 'flwr[simulation]'")
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "flower-deployment"))
+
+from flwr.app import Context, Message, RecordDict
 
 from federation import free_port, wait_for
 from g2uardfl.flower import Audit
@@ -116,15 +121,38 @@ def test_under_attack_the_example_prints_acc_and_asr_within_the_ranges_of_the_re
         assert "<h3>Clients</h3>" in (tmp_path / "out" / f"{rule}.html").read_text()
 
 
-@pytest.mark.slow
-def test_without_an_attack_the_guard_costs_no_more_accuracy_than_the_readme_says(flower, tmp_path):
-    assert "hostile-share=0.0" in COMMANDS[1]
-    assert outside(table(run_as_in_the_readme(1, flower, tmp_path / "out")), "no") == []
-
-
-def test_with_too_few_supernodes_the_example_names_the_command_that_starts_enough(monkeypatch):
+@pytest.fixture
+def example(monkeypatch):
+    """The modules of the two apps."""
     monkeypatch.syspath_prepend(str(EXAMPLE))
-    from flower_mnist.server_app import main
+    yield importlib.import_module("flower_mnist.server_app"), importlib.import_module("flower_mnist.client_app")
+    for name in [name for name in sys.modules if name.split(".")[0] == "flower_mnist"]:
+        del sys.modules[name]
 
+
+@pytest.mark.slow
+def test_without_an_attack_the_guard_costs_no_more_accuracy_than_the_readme_says(example, tmp_path, capsys):
+    """The apps of the second command in one process, without Flower's engine."""
+    server_app, client_app = example
+    assert COMMANDS[1] == f"{COMMANDS[0]} --run-config 'hostile-share=0.0'"
+    config = (EXAMPLE / "pyproject.toml").read_text(encoding="utf-8").partition("[tool.flwr.app.config]\n")[2]
+    settings = {
+        name: json.loads(value) for name, value in re.findall(r'^([\w-]+) = ("[^"]*"|[\d.]+)', config, flags=re.M)
+    }
+    assert {"task", "rules", "rounds", "out"} < settings.keys()
+    settings |= {"hostile-share": 0.0, "out": str(tmp_path)}
+
+    def context(**node) -> Context:
+        return Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config=settings)
+
+    def reply(client: int, message: Message) -> Message:
+        return client_app.app(message, context(**{"partition-id": client, "num-partitions": 12}))
+
+    server_app.main(LocalGrid({100 + client: functools.partial(reply, client) for client in range(12)}), context())
+    assert outside(table(capsys.readouterr().out), "no") == []
+
+
+def test_with_too_few_supernodes_the_example_names_the_command_that_starts_enough(example):
+    main = example[0].main
     with pytest.raises(ValueError, match=r'2 SuperNodes are too few .* --federation-config "num-supernodes=12'):
         main(LocalGrid({1: None, 2: None}), None)

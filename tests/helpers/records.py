@@ -10,7 +10,7 @@ import pytest
 from g2uardfl.simulation.config import RunConfig
 from g2uardfl.simulation.recorder import RECORD_FILE, Recorder
 from g2uardfl.simulation.run import Simulation
-from helpers.runs import session_cache, session_folder
+from helpers.runs import session_folder
 
 
 @pytest.fixture(scope="session")
@@ -25,9 +25,7 @@ def digits_record(tmp_path_factory: pytest.TempPathFactory) -> Path:
         config = RunConfig(
             task="digits", attack="black_box", rounds=30, evaluate_every=30, engine="loop", defense="g2uardfl"
         )
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("G2UARDFL_CACHE", str(session_cache(tmp_path_factory)))
-            Simulation(config).run([Recorder(unfinished)])
+        Simulation(config).run([Recorder(unfinished)])
         with suppress(OSError):  # another process was faster
             unfinished.rename(folder)
     return folder / RECORD_FILE

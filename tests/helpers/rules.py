@@ -16,6 +16,9 @@ RULES: dict[str, dict[str, Any]] = {name: {} for name in aggregators.names()} | 
 }
 """The settings of every rule by a label that begins with its name."""
 
+WITH_MEMORY = ("foolsgold with history", "g2uardfl", "g2uardfl, paper")
+"""The rules that remember earlier rounds."""
+
 
 def make(rule: str, model: dict | None = None, **changes: Any) -> Aggregator:
     """A rule by its label, with seed 0 where it takes one; a stand-in server for those that need one."""

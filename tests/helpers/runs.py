@@ -1,10 +1,9 @@
-"""Run directories without what differs between two runs of one config, and a cache that the whole session shares."""
+"""Run directories without what differs between two runs of one config, and folders that a whole session shares."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +29,6 @@ def session_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The cache for converged models and encoded text, instead of the user's cache folder."""
     return session_folder(tmp_path_factory) / "cache"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Use the cache of the session, for the conftest files and modules that import this fixture."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("G2UARDFL_CACHE", str(session_cache(tmp_path_factory)))
-        yield
 
 
 def without_times(record: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from g2uardfl.flower import AggregatorStrategy, array_record, state_dict
 from helpers.flower import Node, log_lines, sends, train_round
 from helpers.hostile import HONEST, UNUSABLE, WELL_FORMED, Hostile, Lie, always, every, messages, since
 from helpers.models import batch_norm_model, flat, same
-from helpers.rules import RULES, make
+from helpers.rules import RULES, WITH_MEMORY, make
 
 LIBRARY_ONLY = {"a huge array", "a list", "a mapping that cannot be read"}
 """The encoder would write all 4 TB of the first, and turns the others into an honest submission."""
@@ -66,8 +66,14 @@ def test_most_kinds_can_be_sent():
     assert len(sendable(WELL_FORMED)) >= 10
 
 
-@pytest.mark.parametrize("rounds", [always, every(2), since(3)], ids=["always", "every second", "from the third on"])
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    ("rule", "rounds"),
+    [
+        *(pytest.param(rule, every(2), id=f"{rule}, every second") for rule in RULES),
+        *(pytest.param(rule, always, id=f"{rule}, always") for rule in WITH_MEMORY),
+        *(pytest.param(rule, since(3), id=f"{rule}, from the third on") for rule in WITH_MEMORY),
+    ],
+)
 def test_unusable_replies_change_nothing_for_anybody_else(rule, rounds):
     expected, honest = honest_campaign(rule)
     with log_lines() as lines:

@@ -14,7 +14,8 @@ from g2uardfl.simulation import checkpoint as checkpoints
 from g2uardfl.simulation.config import RunConfig
 from g2uardfl.simulation.directory import FinishedRun, RunDirectory, resumed
 from g2uardfl.simulation.run import Interrupted, Simulation
-from helpers.command_line import PROGRAM, run_process
+from helpers.command_line import cli as cli
+from helpers.command_line import run_process
 from helpers.runs import timeless_rounds, timeless_summary
 
 CONFIG = RunConfig(
@@ -109,25 +110,25 @@ def test_a_crashed_run_resumes_from_its_last_checkpoint_bit_for_bit(tmp_path, un
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_between_any_file_operations_has_the_same_result(tmp_path, uninterrupted):
+def test_a_run_that_is_killed_between_any_file_operations_has_the_same_result(tmp_path, uninterrupted, cli):
     path = tmp_path / "run"
     assert signalled(tmp_path, 4, signal.SIGKILL, *RUN).status == -signal.SIGKILL
     assert not list((path / "checkpoint").glob("round-*"))
     assert signalled(tmp_path, 16, signal.SIGKILL, *RUN, "--overwrite").status == -signal.SIGKILL
     for operation in (4, 9):
         assert signalled(tmp_path, operation, signal.SIGKILL, "resume", "run").status == -signal.SIGKILL
-    finished = run_process([*PROGRAM, "resume", "run"], tmp_path)
+    finished = cli("resume", "run")
     assert finished.status == 0, finished.stderr
     assert_same_result(path, uninterrupted)
 
 
 @pytest.mark.slow
-def test_ctrl_c_stops_after_the_round_and_prints_how_to_resume(tmp_path, uninterrupted):
+def test_ctrl_c_stops_after_the_round_and_prints_how_to_resume(tmp_path, uninterrupted, cli):
     stopped = signalled(tmp_path, 15, signal.SIGINT, *RUN)
     assert stopped.status == 130, stopped.stderr
     assert "g2uardfl resume run" in stopped.stderr
     assert 1 <= len(timeless_rounds(tmp_path / "run")) < 7
-    finished = run_process([*PROGRAM, *RUN, "--resume"], tmp_path)
+    finished = cli(*RUN, "--resume")
     assert finished.status == 0, finished.stderr
     assert_same_result(tmp_path / "run", uninterrupted)
 

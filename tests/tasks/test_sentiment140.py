@@ -103,6 +103,6 @@ def test_no_real_edge_case_is_both_training_and_test_data(real_data: Path) -> No
     assert not trained & {tuple(row) for row in task.backdoor_test.x.tolist()}
 
 
-@pytest.mark.slow
-def test_the_vocabulary_is_capped(real_data: Path) -> None:
-    assert len(Sentiment140(data_dir=real_data, vocabulary=20_000).vocabulary) == 20_000
+def test_the_vocabulary_is_capped(tweets: Path) -> None:
+    assert len(Sentiment140(data_dir=tweets, minimum_count=1).vocabulary) > 14
+    assert len(Sentiment140(data_dir=tweets, minimum_count=1, vocabulary=14).vocabulary) == 14

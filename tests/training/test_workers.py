@@ -110,7 +110,14 @@ def engine(fragile):
 
 @pytest.fixture
 def own_engine(fragile):
-    """An engine for one test, which may break it."""
+    """An engine of one worker for one test, which may break it."""
+    with closing(WorkerEngine(fragile, fragile.build_model(), workers=1)) as engine:
+        yield engine
+
+
+@pytest.fixture
+def own_pair(fragile):
+    """The same with two workers."""
     with closing(WorkerEngine(fragile, fragile.build_model(), workers=2)) as engine:
         yield engine
 
@@ -182,17 +189,12 @@ def test_the_number_of_steps_replaces_the_number_of_epochs(engine, fragile, weig
 
 
 @pytest.mark.slow
-def test_digits_and_lenet_train_like_the_loop_even_with_a_client_of_one_sample():
-    digits = tasks.create("digits")
-    mnist = tasks.create("mnist", model="lenet")
-    images = random_samples(40, (1, 28, 28), 10)
-    one = torch.arange(1)
-    for task, samples in ((digits, [digits.train.take(one), digits.train.take(torch.arange(70))]),
-                          (mnist, [images.take(one), images])):  # fmt: skip
-        jobs = [Job(i, client, RECIPE, seed=i) for i, client in enumerate(samples)]
-        weights = fresh_weights(task, 0)
-        with closing(WorkerEngine(task, task.build_model(), workers=1)) as engine:
-            assert_same(engine.train(weights, jobs), LoopEngine(task, task.build_model()).train(weights, jobs))
+def test_lenet_trains_like_the_loop_even_with_a_client_of_one_sample():
+    task, images = tasks.create("mnist", model="lenet"), random_samples(40, (1, 28, 28), 10)
+    jobs = [Job(i, client, RECIPE, seed=i) for i, client in enumerate((images.take(torch.arange(1)), images))]
+    weights = fresh_weights(task, 0)
+    with closing(WorkerEngine(task, task.build_model(), workers=1)) as engine:
+        assert_same(engine.train(weights, jobs), LoopEngine(task, task.build_model()).train(weights, jobs))
 
 
 @pytest.mark.slow
@@ -224,19 +226,19 @@ def test_a_worker_killed_between_rounds_is_reported(own_engine, weights, jobs):
     assert not any(worker.process.is_alive() for worker in own_engine._crew)
 
 
-def test_a_worker_killed_in_its_job_is_reported_at_once(own_engine, weights, jobs):
+def test_a_worker_killed_in_its_job_is_reported_at_once(own_pair, weights, jobs):
     """The other worker has a job for days, which is not waited for."""
-    pids = [worker.process.pid for worker in own_engine._crew]
+    pids = [worker.process.pid for worker in own_pair._crew]
     endless = replace(jobs[0], recipe=FOR_DAYS)
     deadly = Job(1, constant_samples(DEADLY), RECIPE, 0)
-    watchdog = threading.Timer(10 * PATIENCE, own_engine.close)
+    watchdog = threading.Timer(10 * PATIENCE, own_pair.close)
     watchdog.start()
     try:
         with pytest.raises(G2uardFLError, match=rf"worker process ({pids[0]}|{pids[1]}) was killed by SIGKILL"):
-            own_engine.train(weights, [endless, deadly])
+            own_pair.train(weights, [endless, deadly])
     finally:
         watchdog.cancel()
-    assert not any(worker.process.is_alive() for worker in own_engine._crew)
+    assert not any(worker.process.is_alive() for worker in own_pair._crew)
 
 
 @pytest.mark.slow
