@@ -7,13 +7,14 @@ from pathlib import Path
 
 from ..core.files import atomic_write
 from ..experiments.paper import theorem
+from ..experiments.paper.conclusions import conclusion
 from ..experiments.paper.rendering import (
     NAMES,
     SMOKE,
     blocks,
     command,
-    conclusion,
     legend,
+    missing,
     origin,
     to_latex,
     to_markdown,
@@ -24,10 +25,10 @@ from .charts import PERCENT, Axis, Figure, Key, Mark, Panel, box, circle, series
 from .page import page_parts, svg
 
 _KINDS = {
-    "printed": ("printed in the paper", "s1"),
+    "printed": ("number in the paper", "s1"),
     "": ("measured", "s5"),
-    "paper": ("measured, profile=paper", "s0"),
-    "default": ("measured, profile=default", "s2"),
+    "paper": ("measured, paper profile", "s0"),
+    "default": ("measured, default profile", "s2"),
 }
 """What a symbol stands for, and its style."""
 _CAPTION = "One row for each cell; means over the seeds."
@@ -37,6 +38,8 @@ _ROW, _LABEL = 15.0, 250.0
 
 def write_pages(results: Results, folder: Path, checks: Sequence[theorem.Check] = ()) -> list[Path]:
     """Write a table as Markdown, CSV, LaTeX, SVG and HTML; returns the files.
+
+    The text of `notes/TABLE.md` in the folder, if there is such a file, is put below the table on the Markdown page.
 
     Parameters
     ----------
@@ -48,11 +51,12 @@ def write_pages(results: Results, folder: Path, checks: Sequence[theorem.Check] 
         The checks of Theorem 1 that belong to the table (default: none).
     """
     drawn = figure(results)
+    theorem_section = "\n" + theorem.to_markdown(checks) if checks else ""
     contents = {
         "csv": results.to_csv(),
-        "md": to_markdown(results) + ("\n" + theorem.to_markdown(checks) if checks else ""),
+        "md": to_markdown(results, _explanation(results, folder)) + theorem_section,
         "tex": to_latex(results),
-        "svg": svg(drawn),
+        "svg": svg(drawn, is_themed=True),
         "html": _page(results, drawn, checks),
     }
     folder.mkdir(parents=True, exist_ok=True)
@@ -62,6 +66,12 @@ def write_pages(results: Results, folder: Path, checks: Sequence[theorem.Check] 
         with atomic_write(written[-1]) as file:
             file.write(content.encode())
     return written
+
+
+def _explanation(results: Results, folder: Path) -> str:
+    """The text that was written by hand for the page: `notes/TABLE.md` in its folder, if there is such a file."""
+    path = folder / "notes" / f"{results.table.name}.md"
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
 def figure(results: Results) -> Figure:
@@ -78,7 +88,7 @@ def _dots(results: Results) -> Figure:
     used = [
         kind
         for kind in _KINDS
-        if any(cell.printed[name] is not None if kind == "printed" else kind in cell.variants for cell in results.cells)
+        if any(cell.printed[name] is not None if kind == "printed" else kind in cell.variants for cell in results.rows)
     ]
     keys = [Key(_KINDS[kind][0], _KINDS[kind][1], "box") for kind in used]
     title = f"{results.table.title}: {FIGURES[name]}"
@@ -103,7 +113,7 @@ def _panel(results: Results, title: str, cells: Sequence[Cell], figure_name: str
         if isinstance(printed, float):
             panel.marks.append(
                 Mark(f"bar {_KINDS['printed'][1]}", box(panel.px(printed) - 2.0, y - 5.0, 4.0, 10.0),
-                     title=f"printed: {printed:.2f} %")
+                     title=f"paper: {printed:.2f} %")
             )  # fmt: skip
         for variant in cell.variants:
             mean = results.measured(cell, variant).mean(figure_name)
@@ -142,7 +152,7 @@ def _page(results: Results, drawn: Figure, checks: Sequence[theorem.Check]) -> s
         warning=f"{SMOKE}." if results.is_smoke else "",
         sentences=[conclusion(results)],
         command=command(results),
-        origin=origin(results),
+        origin=". ".join(filter(None, [origin(results), missing(results)])),
         blocks=blocks(results),
         figure=drawn,
         notes=[*legend(results), *results.table.notes],
