@@ -180,6 +180,15 @@ def test_the_conclusion_compares_means_over_the_settings_that_every_column_has()
     )
 
 
+def test_the_conclusion_names_other_rules_that_ran_in_the_same_settings():
+    cells = [cell for cell in TABLE.cells if cell.labels[1] == "mnist"]
+    asr = {"No defense": 90.0, "FLAME": 70.0, "G²uardFL": 4.0}
+    runs = [run(cell, cell.variants[0], asr=asr[cell.labels[0]]) for cell in cells if cell.labels[0] in asr]
+    found = conclusion(Results(TABLE, runs, cells))
+    assert found.startswith("ASR, in the setting that was run: 90.0 % without a defence (paper: 98.2), 4.0 % with the ")
+    assert " ACC, in the same order: 90.0, 90.0 %. Other rules in the same settings: FLAME 70.0 %. Compared" in found
+
+
 def test_the_conclusion_of_a_table_without_undefended_rows_is_the_range_and_where_its_ends_are():
     table = load("detection")
     cells = [cell for cell in table.cells if cell.labels == ("G²uardFL", "mnist")]

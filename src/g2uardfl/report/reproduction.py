@@ -34,6 +34,8 @@ _KINDS = {
 _CAPTION = "One row for each cell; means over the seeds."
 _ROW, _LABEL = 15.0, 250.0
 """The height of a row, and the width of its label."""
+_SHIFT = 2.5
+"""Half the distance between the symbols of two profiles, so that equal values are both visible."""
 
 
 def write_pages(results: Results, folder: Path, checks: Sequence[theorem.Check] = ()) -> list[Path]:
@@ -115,10 +117,10 @@ def _panel(results: Results, title: str, cells: Sequence[Cell], figure_name: str
                 Mark(f"bar {_KINDS['printed'][1]}", box(panel.px(printed) - 2.0, y - 5.0, 4.0, 10.0),
                      title=f"paper: {printed:.2f} %")
             )  # fmt: skip
-        for variant in cell.variants:
+        for number, variant in enumerate(cell.variants):
             mean = results.measured(cell, variant).mean(figure_name)
             if mean is not None:
-                path = circle(panel.px(mean), y, 4.0)
+                path = circle(panel.px(mean), y + _SHIFT * (2 * number - len(cell.variants) + 1), 3.5)
                 panel.marks.append(
                     Mark(f"symbol {_KINDS[variant][1]}", path, title=f"{_KINDS[variant][0]}: {mean:.2f} %")
                 )

@@ -52,13 +52,25 @@ def _means(results: Results, figure: str) -> list[str]:
         known = [f"{value:.1f}" for value in values if value is not None]
         if len(known) == len(values):
             sentences.append(f"{_name(name)}, in the same order: {', '.join(known)} %.")
-    return sentences
+    return sentences + _others(results, common, figure)
 
 
 def _kind(settings: set[Setting]) -> str:
     """What settings differ in, as a plural."""
     differ = {axis for axis, _ in frozenset.union(*settings) - frozenset.intersection(*settings)}
     return f"{differ.pop()}s" if differ in ({"attack"}, {"task"}) else "settings"
+
+
+def _others(results: Results, settings: set[Setting], figure: str) -> list[str]:
+    """The means of all other rules that have results in the same settings."""
+    found = []
+    index = list(results.table.axes).index("defense")
+    for label in results.table.axes["defense"]:
+        cells = [cell for cell in results.cells if cell.labels[index] == label and _setting(results, cell) in settings]
+        measured = [cell for cell in cells if results.measured(cell, "").mean(figure) is not None]
+        if label != _UNDEFENDED and len(measured) == len(settings):
+            found.append(f"{label} {_mean(results, measured, '', figure):.1f}")
+    return [f"Other rules in the same settings: {', '.join(found)} %."] if found else []
 
 
 def _in_paper(cells: Sequence[Cell], variant: str, figure: str) -> str:

@@ -100,12 +100,17 @@ def _measured(measured: Measured, figure: str, printed: float | str | None) -> s
 
 def legend(results: Results) -> list[str]:
     """Sentences that say what the columns are."""
-    sentences = ['Columns "paper" have the numbers that the paper prints; all others were measured with this code.']
+    has_printed = any(value is not None for cell in results.rows for value in cell.printed.values())
+    sentences = []
+    if has_printed:
+        sentences.append(
+            'Columns "paper" have the numbers that the paper prints; all others were measured with this code.'
+        )
     spread = ", ± the standard deviation over the seeds" if len({run.seed for run in results.runs}) > 1 else ""
     sentences.append(f"ASR and ACC are means over the last tenth of the rounds{spread}.")
     if "benign_refused" in results.table.figures:
         sentences.append("The false positive rate is the share of honest submissions that are rejected.")
-    if not results.is_smoke:
+    if has_printed and not results.is_smoke:
         sentences.append("▲ and ▼ mark differences of at least 5 points from the paper's number.")
     if any(cell.recomputed for cell in results.cells):
         sentences.append("Recomputed: the paper's number does not follow from the others that it prints.")
@@ -182,7 +187,11 @@ def origin(results: Results) -> str:
     """Local training, rounds, seeds, commit and device of the runs."""
     local = {"steps": "2 local steps", "epochs": "2 local epochs"}.get(results.stated("local"), results.stated("local"))
     seeds = results.stated("seed")
-    parts = [local, f"{results.stated('rounds')} rounds", f"{'seeds' if ',' in seeds else 'seed'} {seeds}"]
+    parts = [
+        local,
+        f"{results.stated('rounds').replace(', ', ' and ')} rounds",
+        f"{'seeds' if ',' in seeds else 'seed'} {seeds}",
+    ]
     parts.append(f"commit {results.stated('commit')}")
     devices = results.devices()
     return ", ".join([*parts, f"on {devices}"] if devices else parts)
