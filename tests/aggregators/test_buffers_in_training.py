@@ -33,17 +33,17 @@ def new_federation(rule: str, alpha: float, seed: int) -> DigitsFederation:
 
 
 @cache
-def after_10_rounds(rule: str, seed: int) -> tuple[DigitsFederation, dict]:
-    """A federation of clients with the same kind of data, and what its clients send in round 11."""
+def after_15_rounds(rule: str, seed: int) -> tuple[DigitsFederation, dict]:
+    """A federation of clients with the same kind of data, and what its clients send in round 16."""
     federation = new_federation(rule, math.inf, seed)
-    assert_nobody_is_mentioned(federation.run(10))
+    assert_nobody_is_mentioned(federation.run(15))
     assert federation.accuracy() > 85
     return federation, deepcopy(federation).train()
 
 
 def three_more_rounds(rule: str, seed: int, liars: dict[int, Lie]) -> tuple[DigitsFederation, list]:
-    """The federation after 13 rounds, and the results of the last three, in which some clients lie."""
-    trained, sent = after_10_rounds(rule, seed)
+    """The federation after 18 rounds, and the results of the last three, in which some clients lie."""
+    trained, sent = after_15_rounds(rule, seed)
     federation = deepcopy(trained)
     return federation, [federation.finish_round(sent, liars), *federation.run(2, liars)]
 
@@ -61,7 +61,7 @@ def assert_nobody_is_mentioned(results: list) -> None:
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("alpha", [0.1, 0.5])
 def test_honest_clients_are_never_flagged_and_no_round_mentions_them(alpha, seed):
-    """`after_10_rounds` asserts the same of clients with the same kind of data."""
+    """`after_15_rounds` asserts the same of clients with the same kind of data."""
     federation = new_federation("fedavg", alpha, seed)
     results = federation.run(15)
     assert_nobody_is_mentioned(results)
