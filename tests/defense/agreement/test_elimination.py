@@ -166,7 +166,8 @@ def test_the_model_is_rolled_back_if_an_accepted_submission_almost_certainly_att
         (25, (25,), 9, False),
         (25, range(10, 16), 9, False),  # a phase of learning is undone
         (25, range(10, 16), 17, True),
-        (7, range(1, 8), 1, True),
+        (7, range(1, 8), 5, True),
+        (7, range(1, 8), 3, False),  # four of seven rounds are more than half
     ],
     ids=str,
 )
@@ -193,7 +194,7 @@ def test_the_restored_model_is_that_from_before_the_attack_and_the_event_names_i
 
 
 @pytest.mark.parametrize(("attack", "rolled_back"), [(3, False), (5, True)])
-def test_where_clients_learn_a_second_rollback_undoes_at_most_half_of_the_rounds_since_the_first(attack, rolled_back):
+def test_where_clients_learn_a_rollback_undoes_at_most_half_of_the_rounds_since_the_last(attack, rolled_back):
     stage = stage_of()
     stage.last_rollback = 1
     for number in range(1, 8):

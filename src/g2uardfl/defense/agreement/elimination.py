@@ -25,7 +25,7 @@ _CERTAIN = 0.99
 _LEARNING = 0.5
 """While clients learn the same by more than this, the model gains so much that only a short rollback is worth it."""
 _SHORT = 2 * HISTORY
-"""A short rollback undoes at most so many rounds, and all but the first at most half of those since the last one."""
+"""A short rollback undoes at most so many rounds, and at most half of those since the last rollback."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,7 @@ class RobustStepAndRollback(Elimination[SubmissionGraph, AgreementJudgement]):
             return None
         undone, now = evidence.round - found.rounds[0], evidence.round
         has_learnt = judgement.learning > 0 or self.last_learning >= found.rounds[0]
-        half = (now - self.last_rollback) / 2 if self.last_rollback else _SHORT
-        if has_learnt and undone > min(_SHORT, half):
+        if has_learnt and undone > min(_SHORT, (now - self.last_rollback) / 2):
             return None
         self.snapshots.drop_from(found)
         self.last_rollback = now
