@@ -15,7 +15,6 @@ from g2uardfl import aggregators, attacks, tasks
 from g2uardfl.cli import app
 from g2uardfl.defense import profiles
 from helpers.command_line import cli as cli
-from helpers.runs import shared_cache as shared_cache
 
 DOCS = Path(__file__).parents[2] / "docs"
 sys.path.insert(0, str(DOCS / "_ext"))

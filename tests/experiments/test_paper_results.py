@@ -190,7 +190,7 @@ def test_curves_are_drawn_and_kept_in_the_csv(tmp_path):
         for variant in cell.variants
     ]
     results = Results(table, runs)
-    assert svg(figure(results)).count('class="line s') == 8
+    assert svg(figure(results)).count('class="line s') == 6
     path = tmp_path / "elimination.csv"
     path.write_text(results.to_csv(), encoding="utf-8")
     assert svg(figure(Results.from_csv(table, path))) == svg(figure(results))

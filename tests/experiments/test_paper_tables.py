@@ -8,6 +8,7 @@ from importlib.resources import files
 
 import pytest
 
+from g2uardfl.aggregators import create
 from g2uardfl.core.errors import ConfigError
 from g2uardfl.experiments.paper.table import TABLES, load
 from g2uardfl.simulation.naming import flat_settings
@@ -54,6 +55,7 @@ def test_every_cell_has_a_config_at_both_scales_and_with_steps_and_epochs(name):
                     config = config_of(table, cell, variant=variant, scale=scale, local=local)
                     assert (config.local_steps, config.local_epochs) == ((2, None) if local == "steps" else (None, 2))
                     assert config.defense_settings.get("profile", "") == variant
+                    create(config.defense, **config.defense_settings)
 
 
 @each_table
@@ -124,6 +126,10 @@ def test_the_guard_has_both_profiles_and_other_defences_one_variant():
 def test_factors_of_the_paper_profile_alone_have_that_profile_alone():
     for name in ("kappa", "readings"):
         assert {cell.variants for cell in load(name).cells} == {("paper",)}
+    for name in ("detection", "ablation", "elimination"):
+        for cell in load(name).cells:
+            if "G²uardFL without elimination" in cell.labels:
+                assert cell.variants == ("paper",)
 
 
 def test_each_factor_changes_one_setting_and_all_four_rows_have_the_defaults_once():

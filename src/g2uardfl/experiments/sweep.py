@@ -77,9 +77,6 @@ class Sweep:
         if jobs < 1:
             raise ConfigError(f"jobs={jobs} is not allowed: use at least 1")
         trackers.create_all(logs)  # report an unknown name now, not in each run
-        if ray is None:
-            for device in {config.device for config in configs}:
-                usable_device(device)
         planned = plan(configs, Path(out))
         self.paths = [path for path, _ in planned]
         self.runs = [Job(config, path, record, time_limit, tuple(logs)) for path, config in dict(planned).items()]
@@ -91,11 +88,16 @@ class Sweep:
     def prepare(self, progress: Progress | None = None) -> None:
         """Train the converged models that the runs start from and that are not cached.
 
+        ConfigError if this machine does not have the device of a run.
+
         Parameters
         ----------
         progress
             Called while a model is trained, with the numbers of steps done and of all steps (default: None).
         """
+        if self._ray is None:
+            for device in {run.config.device for run in self.unfinished}:
+                usable_device(device)
         known = set()
         for run in self.unfinished:
             config = run.config

@@ -60,8 +60,10 @@ def find_loners(repetition: Array, people: Numbers, false_alarm_rate: float, max
     order = tested[np.argsort(-means[tested], kind="stable")]
     most = min(math.floor(max_share * len(order) + 1e-9), len(order) - MIN_OTHERS)
     for index in range(most):
-        rest = means[order[index:]]
-        if (rest[0] - rest.mean()) > critical_deviate(len(rest), false_alarm_rate) * rest.std(ddof=1):
+        rest = order[index:]
+        # Each similarity is a z-score, so that the mean of n of them varies by 1 / sqrt(n) at least.
+        deviation = max(float(means[rest].std(ddof=1)), 1 / math.sqrt(max(float(np.median(counts[rest])), 1.0)))
+        if means[rest[0]] - means[rest].mean() > critical_deviate(len(rest), false_alarm_rate) * deviation:
             found[order[: index + 1]] = True
     return Loners(found, means)
 

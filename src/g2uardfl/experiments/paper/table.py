@@ -142,7 +142,8 @@ class Table:
                     return None
                 settings |= rule["settings"]
         seeds = min(int(self.values.get("seeds", 1)), int(settings.pop("seeds", 1 if "task" in self.axes else 3)))
-        variants = tuple(self.values.get("profiles", PROFILES)) if settings["defense"] == GUARD else ("",)
+        profiles = tuple(settings.pop("profiles", self.values.get("profiles", PROFILES)))
+        variants = profiles if settings["defense"] == GUARD else ("",)
         return Cell(labels, settings, self._printed(labels), variants, seeds)
 
     def _printed(self, labels: Labels) -> dict[str, float | str | None]:
