@@ -101,9 +101,10 @@ def test_a_replay_gives_the_verdicts_of_a_run_that_is_defended_later_with_other_
     assert_same_verdicts(simulation, record, G2uardFL(**with_recorded_settings(record, {})))
 
 
+@pytest.mark.slow
 def test_a_replay_gives_the_verdicts_of_a_run_across_a_renewal_of_the_secret(tmp_path):
     settings = {"window": 10, "false_alarm_rate": 0.5, "rollback": False}
-    simulation, record = recorded_run(tmp_path, rounds=14, defense_settings=settings)
+    simulation, record = recorded_run(tmp_path, rounds=57, per_round=5, defense_settings=settings)
     assert [int(one["renewals"]) for one in record.rounds][-1] == 1
     assert_same_verdicts(simulation, record, G2uardFL(**with_recorded_settings(record, {})))
 

@@ -18,6 +18,8 @@ from .threads import for_each, in_parallel
 _BLOCK_SIZE = 1 << 19
 """The number of values in a block of `each_block` on a CPU: 2 MiB in float32, so that a block stays in the core's
 caches."""
+_MIN_COLUMNS = 1 << 13
+"""The fewest columns of such a block: with fewer, reading a block client by client takes longer than its work."""
 _GPU_BLOCK_SIZE = 1 << 26
 """The number of values in a block of `each_block` on a GPU: 256 MiB in float32. Larger blocks need fewer kernel
 launches and more memory."""
@@ -69,7 +71,7 @@ def each_block(updates: Tensor | SentUpdates, function: Callable[[Tensor], Tenso
     tensor([4., 7.])
     """
     clients, parameters = updates.shape
-    size = max((_BLOCK_SIZE if updates.device.type == "cpu" else _GPU_BLOCK_SIZE) // clients, 1)
+    size = max((_BLOCK_SIZE if updates.device.type == "cpu" else _GPU_BLOCK_SIZE) // clients, _MIN_COLUMNS)
     result = empty(parameters, dtype=updates.dtype, device=updates.device)
 
     def apply(start: int) -> None:

@@ -193,6 +193,19 @@ def test_the_restored_model_is_that_from_before_the_attack_and_the_event_names_i
     assert [one.rounds for one in stage.snapshots.kept] == [(1,)]
 
 
+@pytest.mark.parametrize(("attack", "rolled_back"), [(3, False), (5, True)])
+def test_where_clients_learn_a_rollback_undoes_at_most_half_of_the_rounds_since_the_last(attack, rolled_back):
+    stage = stage_of()
+    stage.last_rollback = 1
+    for number in range(1, 8):
+        membership = np.zeros(CLIENTS * number)
+        membership[CLIENTS * (attack - 1) : CLIENTS * attack][:1] = float(number == 7)
+        step = stage.step(
+            round_of(updates_of()), evidence_after(number), judgement_of(membership=membership, learning=1.0)
+        )
+    assert (step.restored is not None) == rolled_back
+
+
 def test_a_restored_stage_rolls_back_as_the_saved_one():
     stage, _ = after_three_rounds(0.0)
     restored = stage_of()

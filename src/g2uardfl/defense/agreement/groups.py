@@ -29,7 +29,7 @@ _MAX_GROUPS = 3
 """At most so many groups of attackers are distinguished."""
 _EIGENVECTORS = 3
 """The fit starts at both ends of so many leading eigenvectors: the first may show what honest clients share."""
-_BLOCK, _BLOCKS = 6, 8
+_BLOCK, _BLOCKS = 8, 6
 """Eigenvectors are found in the span of so many blocks of so many vectors, to about 1 % where a group stands out."""
 _STEPS = 15
 """A fit has at most so many steps."""
@@ -180,7 +180,7 @@ def _product(vectors: Array, edges: Edges) -> Array:
     """`vectors` times the graph, on several threads if the graph is large."""
     rows = vectors.astype(edges.dtype)
     if len(edges) <= _COLUMNS:
-        return (rows @ edges).astype(np.float64)
+        return (edges @ rows.T).T.astype(np.float64, order="C")
     result = np.empty(vectors.shape)
 
     def multiply(start: int) -> None:

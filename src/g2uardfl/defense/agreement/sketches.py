@@ -80,12 +80,13 @@ def directions(updates: Tensor | SentUpdates, global_vector: Tensor, layouts: Se
 
     Parameters are multiplied by random signs and summed in random buckets. The cosine of two sketches is that of the
     two updates up to an error of about 1 / sqrt(width). The component along the global model is removed: weight decay
-    pulls every client that way, most of all those with nothing to learn.
+    pulls every client that way, most of all those with nothing to learn. Numbers are rounded to half precision, in
+    which saved states hold them.
     """
     model, sketches = _sketches(global_vector[None], layouts), _sketches(updates, layouts)
     along = np.sum(sketches * model, axis=-1, keepdims=True)
     rest = sketches - along * model
-    return [_unit(one, _NEGLIGIBLE).astype(np.float32) for one in rest]
+    return [_unit(one, _NEGLIGIBLE).astype(np.float16).astype(np.float32) for one in rest]
 
 
 def cosines_with_others(sketches: Sketches) -> Array:

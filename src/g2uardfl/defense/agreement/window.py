@@ -112,14 +112,16 @@ class Window:
             "accepted": self.accepted.tolist(),
             "renewals": self.renewals,
         }
-        arrays = {name: getattr(self, name) for name in ("sketches", "renewed", "edges", "repetition")}
-        return SavedState(values, arrays)
+        arrays = {"edges": self.edges, "repetition": self.repetition}
+        # Half precision holds all sketches exactly, see `sketches.directions`.
+        halves = {"sketches": self.sketches.astype(np.float16), "renewed": self.renewed.astype(np.float16)}
+        return SavedState(values, arrays | halves)
 
     def restore(self, state: SavedState) -> None:
         """Continue with saved submissions."""
         self.clients, self.rounds = list(state.values["clients"]), list(state.values["rounds"])
         self.accepted = np.array(state.values["accepted"], dtype=bool)
-        self.sketches, self.renewed = state.arrays["sketches"], state.arrays["renewed"]
+        self.sketches, self.renewed = (state.arrays[name].astype(np.float32) for name in ("sketches", "renewed"))
         self.edges, self.repetition = state.arrays["edges"], state.arrays["repetition"]
         self.renewals = int(state.values["renewals"])
         parts = (self.clients, self.rounds, self.accepted, self.sketches, self.edges, self.repetition)
