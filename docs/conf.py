@@ -21,7 +21,7 @@ extensions = [
     "markdown_docstrings",
     "self_contained",
 ]
-exclude_patterns = ["_build", "**/_list.md", "notes/README.md"]
+exclude_patterns = ["_build", "**/_list.md", "notes/README.md", "results/notes"]
 suppress_warnings = ["epub.unknown_project_files"]
 
 myst_enable_extensions = ["colon_fence", "deflist"]

@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import re
 import statistics
+from pathlib import Path
 
 import pytest
 
 from g2uardfl.core.errors import StateError
-from g2uardfl.experiments.paper.rendering import SMOKE, blocks, command, conclusion, to_latex, to_markdown
+from g2uardfl.experiments.paper.conclusions import conclusion
+from g2uardfl.experiments.paper.rendering import SMOKE, blocks, command, missing, origin, to_latex, to_markdown
+from g2uardfl.experiments.paper.reproduction import Reproduction
 from g2uardfl.experiments.paper.results import FIGURES, Results, RunResult, notable
 from g2uardfl.experiments.paper.table import load
 from g2uardfl.report.page import svg
@@ -47,13 +50,14 @@ def test_a_cell_shows_the_mean_over_the_seeds_and_their_deviation():
     assert found == f"{statistics.fmean(values):.2f} ± {statistics.stdev(values):.2f} ▼"
 
 
-def test_the_profiles_of_the_guard_stand_side_by_side_and_other_defences_have_one_column():
-    cell = cell_of("G²uardFL")
-    results = Results(TABLE, [run(cell, "paper", asr=11.0), run(cell, "default", asr=3.0)], [cell, cell_of("RFA")])
-    row = row_of(results, "G²uardFL")
-    shown = [row[f"ASR %, {column}"] for column in ("printed", "measured", "default")]
-    assert shown == ["9.98", "11.00", "3.00 ▼"]
-    assert row_of(results, "RFA")["ASR %, default"] == ""
+def test_the_profiles_of_the_guard_stand_side_by_side_and_other_defences_have_a_column_of_their_own():
+    cell, other = cell_of("G²uardFL"), cell_of("RFA")
+    runs = [run(cell, "paper", asr=11.0), run(cell, "default", asr=3.0), run(other, asr=12.0)]
+    results = Results(TABLE, runs, [cell, other])
+    columns = [f"ASR %, {column}" for column in ("paper", "measured", "`paper` profile", "`default` profile")]
+    shown = {name: [row_of(results, name)[column] for column in columns] for name in ("G²uardFL", "RFA")}
+    assert shown["G²uardFL"] == ["9.98", "", "11.00", "3.00 ▼"]
+    assert shown["RFA"][1:] == ["12.00", "", ""]
 
 
 @pytest.mark.parametrize(
@@ -73,9 +77,9 @@ def test_differences_of_five_points_are_marked(printed, measured, mark):
 
 
 def test_a_printed_number_that_contradicts_the_others_has_the_recomputed_one_beside_it():
-    assert row_of(everything(), "Krum")["DS %, printed"] == "1.39 (recomputed: 12.51)"
-    assert row_of(everything(), "DeepSight", "Reddit")["DS %, printed"] == "OOM"
-    assert row_of(everything(), "No defense")["DS %, printed"] == ""
+    assert row_of(everything(), "Krum")["DS %, paper"] == "1.39 (recomputed: 12.51)"
+    assert row_of(everything(), "DeepSight", "Reddit")["DS %, paper"] == "OOM"
+    assert row_of(everything(), "No defense")["DS %, paper"] == ""
 
 
 def test_a_cell_without_a_run_is_missing_and_named():
@@ -85,7 +89,42 @@ def test_a_cell_without_a_run_is_missing_and_named():
         TABLE, [one for one in results.runs if (one.labels, one.variant) != (("G²uardFL", "reddit"), "paper")]
     )
     assert fewer.missing == ["G²uardFL, reddit, paper profile"]
-    assert row_of(fewer, "G²uardFL", "Reddit")["ACC %, measured"] == "missing"
+    assert row_of(fewer, "G²uardFL", "Reddit")["ACC %, `paper` profile"] == "missing"
+    assert missing(results) == ""
+    assert missing(fewer) == "1 of 56 cells are missing; the command runs them."
+    assert f"commit abc123. {missing(fewer)}" in to_markdown(fewer)
+
+
+def test_rows_in_which_nothing_was_run_are_left_out_unless_they_were_asked_for_by_name():
+    cells = [cell_of(name) for name in ("No defense", "RFA")]
+    runs = [run(cells[0])]
+    assert [cell.labels[0] for cell in Results(TABLE, runs, cells).rows] == ["No defense"]
+    assert [cell.labels[0] for cell in Results(TABLE, runs, cells, ["RFA"]).rows] == ["No defense", "RFA"]
+    part = Reproduction(TABLE, only=["RFA", "mnist"])
+    assert part.results([Path("none")] * len(part.configs)).rows == part.cells
+
+
+def test_results_of_a_file_are_compared_with_all_cells_of_its_tasks(tmp_path):
+    path = tmp_path / "effectiveness.csv"
+    path.write_text(Results(TABLE, [run(cell_of("RFA"))]).to_csv(), encoding="utf-8")
+    found = Results.from_csv(TABLE, path)
+    assert {cell.labels[1] for cell in found.cells} == {"mnist"}
+    assert missing(found) == "13 of 14 cells are missing; the command runs them."
+    assert [row[0] for block in blocks(found) for row in block.rows] == ["RFA"]
+
+
+def test_the_devices_of_the_runs_are_stated_if_they_are_known(tmp_path):
+    path = tmp_path / "effectiveness.csv"
+    runs = [run(cell_of("RFA"), seed=seed) for seed in range(3)]
+    assert origin(Results(TABLE, runs)).endswith("commit abc123")
+    mixed = [dataclasses.replace(one, device="cpu" if one.seed else "cuda") for one in runs]
+    path.write_text(Results(TABLE, mixed).to_csv(), encoding="utf-8")
+    assert origin(Results.from_csv(TABLE, path)).endswith("commit abc123, on cpu (2 runs) and cuda (1 runs)")
+    assert origin(Results(TABLE, mixed[1:])).endswith("on cpu")
+    lines = [line.split(",") for line in path.read_text(encoding="utf-8").splitlines()]
+    column = lines[0].index("device")
+    path.write_text("\n".join(",".join(line[:column] + line[column + 1 :]) for line in lines), encoding="utf-8")
+    assert {one.device for one in Results.from_csv(TABLE, path).runs} == {""}
 
 
 def test_a_rate_that_is_not_defined_is_a_dash():
@@ -98,9 +137,9 @@ def test_a_rate_that_is_not_defined_is_a_dash():
 def test_columns_without_any_value_are_left_out():
     table = load("readings")
     headings = blocks(Results(table, [run(table.cells[0], "paper", precision=50.0)], [table.cells[0]]))[0].headings
-    assert headings[:5] == ["reading", "attack", "ASR %, printed", "ASR %, measured", "ACC %, printed"]
-    assert "precision %, measured" in headings
-    assert not {"precision %, printed", "precision %, default"} & set(headings)
+    assert headings[:5] == ["reading", "attack", "ASR %, paper", "ASR %, `paper` profile", "ACC %, paper"]
+    assert "precision %, `paper` profile" in headings
+    assert not {"precision %, paper", "precision %, measured", "precision %, `default` profile"} & set(headings)
 
 
 def test_results_read_from_their_csv_give_the_same_pages(tmp_path):
@@ -121,29 +160,65 @@ def test_a_csv_of_another_table_is_one_clear_error(tmp_path):
         Results.from_csv(load("pmr"), path)
 
 
-def test_the_conclusion_has_the_means_over_the_cells_and_counts_worse_ones():
-    higher = {"mnist": 20.0, "cifar10": 4.0, "sentiment140": -30.0, "reddit": 0.0}
-    cells = [cell for cell in TABLE.cells if cell.labels[0] in ("No defense", "G²uardFL")]
+def test_the_conclusion_compares_means_over_the_settings_that_every_column_has():
+    table = load("robustness")
+    cells = [
+        cell for cell in table.cells if cell.labels[2] == "mnist" and cell.labels[0] in ("Black-box", "DBA", "3DFed")
+    ]
+    asr = {"Black-box": 90.0, "DBA": 95.0, "3DFed": 10.0}
     runs = [
-        run(cell, variant, asr=cell.printed["asr"] + higher[cell.labels[1]])
+        run(cell, variant, asr=asr[cell.labels[0]] / {"": 1, "paper": 10, "default": 100}[variant], benign_refused=6.0)
         for cell in cells
         for variant in cell.variants
-        if variant != "default"
+        if (cell.labels[0], variant) != ("3DFed", "paper")
     ]
-    with_guard = statistics.fmean([9.98 + 20, 10.61 + 4, 7.92 - 30, 0.0])
-    without = statistics.fmean([98.18 + 20, 96.16 + 4, 100 - 30, 100.0])
-    assert conclusion(Results(TABLE, runs, cells)) == (
-        f"ASR, mean over the cells: {without:.1f} % without a defence, {with_guard:.1f} % with `profile=paper`. "
-        "Compared with the printed numbers, `profile=paper` is at least 5 points worse in 1 of 4 cells."
+    assert conclusion(Results(table, runs, cells)) == (
+        "ASR, mean over 2 attacks: 92.5 % without a defence (paper: 67.0), 9.2 % with the `paper` profile (paper: "
+        "9.3), 0.9 % with the `default` profile. ACC, in the same order: 90.0, 90.0, 90.0 %. False positive rate, in "
+        "the same order: 6.0, 6.0, 6.0 %. Compared with the paper, the `paper` profile is at least 5 points worse in 1 "
+        "of 2 cells and the `default` profile is at least 5 points worse in 0 of 3 cells."
     )
 
 
-def test_the_conclusion_about_detection_is_its_f1_which_is_worse_where_it_is_lower():
+def test_the_conclusion_names_other_rules_that_ran_in_the_same_settings():
+    cells = [cell for cell in TABLE.cells if cell.labels[1] == "mnist"]
+    asr = {"No defense": 90.0, "FLAME": 70.0, "G²uardFL": 4.0}
+    runs = [run(cell, cell.variants[0], asr=asr[cell.labels[0]]) for cell in cells if cell.labels[0] in asr]
+    found = conclusion(Results(TABLE, runs, cells))
+    assert found.startswith("ASR, in the setting that was run: 90.0 % without a defence (paper: 98.2), 4.0 % with the ")
+    assert " ACC, in the same order: 90.0, 90.0 %. Other rules in the same settings: FLAME 70.0 %. Compared" in found
+
+
+def test_the_conclusion_of_a_table_without_undefended_rows_is_the_range_and_where_its_ends_are():
     table = load("detection")
     cells = [cell for cell in table.cells if cell.labels == ("G²uardFL", "mnist")]
     found = conclusion(Results(table, [run(cells[0], "paper", f1=60.0), run(cells[0], "default", f1=99.0)], cells))
-    assert "F1, mean over the cells: 60.0 % with `profile=paper`, 99.0 % with `profile=default`." in found
-    assert "`profile=paper` is at least 5 points worse in 1 of 1 cells, and `profile=default` is" in found
+    assert found.startswith("F1 with the `paper` profile: 60.0 % (G²uardFL). F1 with the `default` profile: 99.0 % (")
+    assert "the `paper` profile is at least 5 points worse in 1 of 1 cells and the `default` profile is" in found
+    readings = load("readings")
+    runs = [run(cell, "paper", asr=index) for index, cell in enumerate(readings.cells[:3])]
+    assert (
+        "ASR with the `paper` profile ranges from 0.0 % (the `paper` profile, Black-box) to 2.0 % (the `paper` p"
+        in (conclusion(Results(readings, runs)))
+    )
+
+
+def test_text_written_by_hand_stays_below_the_table_when_its_page_is_made_again(tmp_path):
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes/effectiveness.md").write_text("## What explains the differences\n\nThis.\n", encoding="utf-8")
+    for _ in range(2):
+        page, *_ = [path for path in write_pages(everything(), tmp_path) if path.suffix == ".md"]
+        text = page.read_text(encoding="utf-8")
+        assert text.count("## What explains the differences\n\nThis.\n\n![ASR](") == 1
+
+
+def test_the_plot_of_a_page_follows_the_theme_and_that_for_papers_is_on_white():
+    themed, plain = svg(figure(everything()), is_themed=True), svg(figure(everything()))
+    assert 'fill="#ffffff"' in plain
+    assert 'fill="#ffffff"' not in themed
+    assert "prefers-color-scheme: dark" in themed
+    assert 'body[data-theme="dark"] .plot text' in themed
+    assert "var(--" not in themed + plain
 
 
 def test_every_artefact_of_a_smoke_run_says_so_and_none_of_another_does(tmp_path):
@@ -172,7 +247,7 @@ def test_latex_has_one_table_for_each_task_and_escapes_what_latex_reads():
 def test_the_page_states_command_rounds_seeds_and_commit():
     text = to_markdown(everything())
     command = "g2uardfl reproduce effectiveness --scale paper --seeds 1 --rounds 600"
-    assert f"`{command}`: 2 local steps, 600 rounds, seeds 0, commit abc123." in text
+    assert f"`{command}`: 2 local steps, 600 rounds, seed 0, commit abc123." in text
 
 
 def test_the_command_of_a_part_names_its_labels_and_local_epochs():

@@ -65,10 +65,11 @@ def reproduce(
         Path | None, typer.Option(help="Make the pages of TABLE again from its CSV file, without runs.")
     ] = None,
 ) -> None:
-    """Run tables of the paper and show the printed numbers beside the measured ones.
+    """Run tables of the paper and show its numbers beside the measured ones.
 
     Finished runs are kept, unfinished ones are continued: after an interruption give the same command again. Writes
-    each table as Markdown, CSV, LaTeX, SVG and HTML. The exit code is 1 if a cell is missing.
+    each table as Markdown, CSV, LaTeX, SVG and HTML, with the text of notes/TABLE.md in the folder of the pages below
+    the table. The exit code is 1 if a cell is missing.
 
     Example: g2uardfl reproduce robustness --scale paper --only mnist --device cuda --jobs 12
     """
@@ -124,7 +125,8 @@ def reproduce(
 
 def _show(console: Console, results: Results, folder: Path, checks: Sequence[Check]) -> None:
     """Print a table and write its pages."""
-    from ..experiments.paper.rendering import SMOKE, blocks, conclusion
+    from ..experiments.paper.conclusions import conclusion
+    from ..experiments.paper.rendering import SMOKE, blocks, missing
     from ..report.reproduction import write_pages
 
     shown = [_table(results, block) for block in blocks(results)]
@@ -135,7 +137,7 @@ def _show(console: Console, results: Results, folder: Path, checks: Sequence[Che
         console.print(table)
     if results.is_smoke:
         console.print(f"[bold red]{SMOKE}[/bold red]")
-    console.print(conclusion(results))
+    console.print(" ".join(filter(None, [conclusion(results), missing(results)])))
     written = write_pages(results, folder, checks)
     console.print(f"Wrote {', '.join(str(path) for path in written)}", highlight=False)
 
@@ -148,7 +150,7 @@ def _table(results: Results, block: Block) -> Table:
     for index, heading in enumerate(block.headings):
         is_label = index < block.labels
         table.add_column(
-            heading,
+            heading.replace(", ", "\n").replace(" profile", "\nprofile"),
             justify="left" if is_label else "right",
             vertical="bottom",
             no_wrap=not is_label,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -213,8 +214,39 @@ def figure_style(palette: Mapping[str, str] = LIGHT) -> str:
     return text
 
 
-def svg(figure: Figure, frame: int = -1) -> str:
-    """A figure as an SVG document for papers, on white; of one with frames the one with this index."""
+def _themed_style(body: str) -> str:
+    """The styles that `body` uses: light and dark, as the system prefers or as the theme of the site says."""
+    text: str = _environment().get_template("figure.css").render()
+    used = {name for names in re.findall(r'class="([^"]*)"', body) for name in names.split()}
+    rules = [
+        (selector.strip(), style)
+        for selectors, style in re.findall(r"([^{}]+)\{([^{}]*)\}", text)
+        for selector in selectors.split(",")
+        if set(re.findall(r"\.([\w-]+)", selector)) <= used
+    ]
+
+    def scoped(place: str, palette: Mapping[str, str]) -> str:
+        found = "\n".join(f"{place} .plot {selector} {{{style}}}".lstrip() for selector, style in rules)
+        return re.sub(r"var\(--([\w-]+)\)", lambda match: palette[match[1]], found)
+
+    by_system = f"{scoped('', LIGHT)}\n@media (prefers-color-scheme: dark) {{\n{scoped('', DARK)}\n}}"
+    by_site = [scoped(f'body[data-theme="{name}"]', palette) for name, palette in (("light", LIGHT), ("dark", DARK))]
+    return "\n".join([by_system, *by_site])
+
+
+def svg(figure: Figure, frame: int = -1, *, is_themed: bool = False) -> str:
+    """A figure as an SVG document; of one with frames the one with this index.
+
+    Parameters
+    ----------
+    figure
+        The figure.
+    frame
+        The index of the frame (default: -1, the last one).
+    is_themed
+        Follow the light or dark theme of the reader, without a background; otherwise the figure is on white, for
+        papers (default: False).
+    """
     panels = []
     columns = min(figure.columns, len(figure.panels))
     width = max(panel.width for panel in figure.panels) * columns
@@ -231,8 +263,9 @@ def svg(figure: Figure, frame: int = -1) -> str:
         for column, panel in enumerate(beside):
             panels.append((panel, column * width / columns, top))
         top += max(panel.height for panel in beside)
-    return str(
-        _environment()
-        .get_template("figure.svg")
-        .render(figure=figure, panels=panels, legend=legend, width=width, height=top, frame=frame, style=figure_style())
-    )
+    template = _environment().get_template("figure.svg")
+    values = {"figure": figure, "panels": panels, "legend": legend, "width": width, "height": top, "frame": frame,
+              "is_themed": is_themed}  # fmt: skip
+    if not is_themed:
+        return str(template.render(style=figure_style(), **values))
+    return str(template.render(style=_themed_style(template.render(style="", **values)), **values))

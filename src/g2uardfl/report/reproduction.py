@@ -7,13 +7,14 @@ from pathlib import Path
 
 from ..core.files import atomic_write
 from ..experiments.paper import theorem
+from ..experiments.paper.conclusions import conclusion
 from ..experiments.paper.rendering import (
     NAMES,
     SMOKE,
     blocks,
     command,
-    conclusion,
     legend,
+    missing,
     origin,
     to_latex,
     to_markdown,
@@ -24,19 +25,23 @@ from .charts import PERCENT, Axis, Figure, Key, Mark, Panel, box, circle, series
 from .page import page_parts, svg
 
 _KINDS = {
-    "printed": ("printed in the paper", "s1"),
+    "printed": ("number in the paper", "s1"),
     "": ("measured", "s5"),
-    "paper": ("measured, profile=paper", "s0"),
-    "default": ("measured, profile=default", "s2"),
+    "paper": ("measured, paper profile", "s0"),
+    "default": ("measured, default profile", "s2"),
 }
 """What a symbol stands for, and its style."""
 _CAPTION = "One row for each cell; means over the seeds."
 _ROW, _LABEL = 15.0, 250.0
 """The height of a row, and the width of its label."""
+_SHIFT = 2.5
+"""Half the distance between the symbols of two profiles, so that equal values are both visible."""
 
 
 def write_pages(results: Results, folder: Path, checks: Sequence[theorem.Check] = ()) -> list[Path]:
     """Write a table as Markdown, CSV, LaTeX, SVG and HTML; returns the files.
+
+    The text of `notes/TABLE.md` in the folder, if there is such a file, is put below the table on the Markdown page.
 
     Parameters
     ----------
@@ -48,11 +53,12 @@ def write_pages(results: Results, folder: Path, checks: Sequence[theorem.Check] 
         The checks of Theorem 1 that belong to the table (default: none).
     """
     drawn = figure(results)
+    theorem_section = "\n" + theorem.to_markdown(checks) if checks else ""
     contents = {
         "csv": results.to_csv(),
-        "md": to_markdown(results) + ("\n" + theorem.to_markdown(checks) if checks else ""),
+        "md": to_markdown(results, _explanation(results, folder)) + theorem_section,
         "tex": to_latex(results),
-        "svg": svg(drawn),
+        "svg": svg(drawn, is_themed=True),
         "html": _page(results, drawn, checks),
     }
     folder.mkdir(parents=True, exist_ok=True)
@@ -62,6 +68,12 @@ def write_pages(results: Results, folder: Path, checks: Sequence[theorem.Check] 
         with atomic_write(written[-1]) as file:
             file.write(content.encode())
     return written
+
+
+def _explanation(results: Results, folder: Path) -> str:
+    """The text that was written by hand for the page: `notes/TABLE.md` in its folder, if there is such a file."""
+    path = folder / "notes" / f"{results.table.name}.md"
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
 def figure(results: Results) -> Figure:
@@ -78,7 +90,7 @@ def _dots(results: Results) -> Figure:
     used = [
         kind
         for kind in _KINDS
-        if any(cell.printed[name] is not None if kind == "printed" else kind in cell.variants for cell in results.cells)
+        if any(cell.printed[name] is not None if kind == "printed" else kind in cell.variants for cell in results.rows)
     ]
     keys = [Key(_KINDS[kind][0], _KINDS[kind][1], "box") for kind in used]
     title = f"{results.table.title}: {FIGURES[name]}"
@@ -103,12 +115,12 @@ def _panel(results: Results, title: str, cells: Sequence[Cell], figure_name: str
         if isinstance(printed, float):
             panel.marks.append(
                 Mark(f"bar {_KINDS['printed'][1]}", box(panel.px(printed) - 2.0, y - 5.0, 4.0, 10.0),
-                     title=f"printed: {printed:.2f} %")
+                     title=f"paper: {printed:.2f} %")
             )  # fmt: skip
-        for variant in cell.variants:
+        for number, variant in enumerate(cell.variants):
             mean = results.measured(cell, variant).mean(figure_name)
             if mean is not None:
-                path = circle(panel.px(mean), y, 4.0)
+                path = circle(panel.px(mean), y + _SHIFT * (2 * number - len(cell.variants) + 1), 3.5)
                 panel.marks.append(
                     Mark(f"symbol {_KINDS[variant][1]}", path, title=f"{_KINDS[variant][0]}: {mean:.2f} %")
                 )
@@ -142,7 +154,7 @@ def _page(results: Results, drawn: Figure, checks: Sequence[theorem.Check]) -> s
         warning=f"{SMOKE}." if results.is_smoke else "",
         sentences=[conclusion(results)],
         command=command(results),
-        origin=origin(results),
+        origin=". ".join(filter(None, [origin(results), missing(results)])),
         blocks=blocks(results),
         figure=drawn,
         notes=[*legend(results), *results.table.notes],

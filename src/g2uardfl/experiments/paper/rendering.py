@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import shlex
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from .conclusions import conclusion
 from .results import FIGURES, Measured, Results, notable, tasks_of
-from .table import GUARD, PROFILES, TABLES, Cell
+from .table import PROFILES, TABLES, Cell
 
 NAMES = {"mnist": "MNIST", "cifar10": "CIFAR-10", "sentiment140": "Sentiment-140", "reddit": "Reddit"}
 """Tasks as the paper writes them."""
 SMOKE = "SMOKE RUN: too few clients, rounds and samples to mean anything"
 """The warning on every result of `--scale smoke`."""
+_COLUMNS = {"": "measured", **{profile: f"`{profile}` profile" for profile in PROFILES}}
+"""The headings of measured values: of rules without profiles, and of the profiles of the guard."""
 _MARKS = {1: " ▲", -1: " ▼", 0: ""}
 _LATEX = {**{character: f"\\{character}" for character in "&%$#_{}"}, "²": "$^2$", "±": "$\\pm$", "—": "---",
           "▲": "$\\blacktriangle$", "▼": "$\\blacktriangledown$", "κ": "$\\kappa$", "λ": "$\\lambda$",
@@ -33,7 +35,7 @@ class Block:
 
 
 def blocks(results: Results, figures: Sequence[str] = ()) -> list[Block]:
-    """For each task one row per cell: each figure as printed, as measured, and with `profile=default`.
+    """For each task one row per cell: each figure in the paper, as measured, and with each profile of the guard.
 
     A column that would be empty is left out.
 
@@ -64,12 +66,13 @@ def _labels(results: Results, cells: Sequence[Cell], axis: str) -> list[str]:
 def _columns(results: Results, cells: Sequence[Cell], figure: str) -> dict[str, list[str]]:
     """The columns of a figure; empty texts where a cell has no such value."""
     name = FIGURES[figure]
-    columns: dict[str, list[str]] = {f"{name}, {kind}": [] for kind in ("printed", "measured", "default")}
-    for cell in cells:
-        printed = None if results.is_smoke else cell.printed[figure]
-        values = [_measured(results.measured(cell, variant), figure, printed) for variant in cell.variants]
-        for column, text in zip(columns.values(), [_printed(cell, figure), *values, ""], strict=False):
-            column.append(text)
+    columns: dict[str, list[str]] = {f"{name}, paper": [_printed(cell, figure) for cell in cells]}
+    for variant in ("", *PROFILES):
+        column = columns[f"{name}, {_COLUMNS[variant]}"] = []
+        for cell in cells:
+            printed = None if results.is_smoke else cell.printed[figure]
+            measured = results.measured(cell, variant)
+            column.append(_measured(measured, figure, printed) if variant in cell.variants else "")
     return columns
 
 
@@ -97,63 +100,51 @@ def _measured(measured: Measured, figure: str, printed: float | str | None) -> s
 
 def legend(results: Results) -> list[str]:
     """Sentences that say what the columns are."""
+    has_printed = any(value is not None for cell in results.rows for value in cell.printed.values())
     sentences = []
-    guarded = [cell for cell in results.cells if cell.settings["defense"] == GUARD]
-    if guarded:
-        sentences.append("In rows of G²uardFL, the measured column is `profile=paper`.")
-    if any(len(cell.variants) > 1 for cell in guarded):
-        sentences.append("The column default is `profile=default`.")
-    sentences.append(
-        "ASR and ACC are means over the last tenth of the rounds, ± the standard deviation over the seeds."
-    )
-    if not results.is_smoke:
-        sentences.append("▲ and ▼ mark differences of at least 5 points to the printed number.")
+    if has_printed:
+        sentences.append(
+            'Columns "paper" have the numbers that the paper prints; all others were measured with this code.'
+        )
+    spread = ", ± the standard deviation over the seeds" if len({run.seed for run in results.runs}) > 1 else ""
+    sentences.append(f"ASR and ACC are means over the last tenth of the rounds{spread}.")
+    if "benign_refused" in results.table.figures:
+        sentences.append("The false positive rate is the share of honest submissions that are rejected.")
+    if has_printed and not results.is_smoke:
+        sentences.append("▲ and ▼ mark differences of at least 5 points from the paper's number.")
     if any(cell.recomputed for cell in results.cells):
-        sentences.append("Recomputed: the printed number does not follow from the others that the paper prints.")
+        sentences.append("Recomputed: the paper's number does not follow from the others that it prints.")
     return sentences
 
 
-def conclusion(results: Results) -> str:
-    """The mean over all cells without and with the guard, and how far it agrees with the printed numbers."""
-    if results.is_smoke:
-        return f"{len(results.cells)} cells, {len(results.missing)} of them missing."
-    figures = results.table.figures
-    figure = "asr" if "asr" in figures else figures[-1]
-    name = FIGURES[figure].removesuffix(" %")
-    without = [results.measured(cell, "").mean(figure) for cell in results.cells if "No defense" in cell.labels]
-    means = {"without a defence": _known(without)}
-    agreements = []
-    for variant in PROFILES:
-        cells = [cell for cell in results.cells if variant in cell.variants]
-        found = [(cell.printed[figure], results.measured(cell, variant).mean(figure)) for cell in cells]
-        means[f"with `profile={variant}`"] = _known([mean for _, mean in found])
-        compared = [(printed, mean) for printed, mean in found if isinstance(printed, float) and mean is not None]
-        worse = sum(notable(*pair) == (1 if figure == "asr" else -1) for pair in compared)
-        if compared:
-            agreements.append(f"`profile={variant}` is at least 5 points worse in {worse} of {len(compared)} cells")
-    shown = [f"{statistics.fmean(values):.1f} % {where}" for where, values in means.items() if values]
-    sentences = [f"{name}, mean over the cells: {', '.join(shown)}."] if shown else []
-    if agreements:
-        sentences.append(f"Compared with the printed numbers, {', and '.join(agreements)}.")
-    return " ".join(sentences)
+def missing(results: Results) -> str:
+    """A sentence that counts the cells without a run; empty if there are none."""
+    count = len(results.missing)
+    return f"{count} of {results.expected} cells are missing; the command runs them." if count else ""
 
 
-def _known(values: Sequence[float | None]) -> list[float]:
-    return [value for value in values if value is not None]
+def to_markdown(results: Results, explanation: str = "") -> str:
+    """The page of a table: conclusion, table, drawing, and how it was made.
 
-
-def to_markdown(results: Results) -> str:
-    """The page of a table: conclusion, table, drawing, and how it was made."""
+    Parameters
+    ----------
+    results
+        What was measured.
+    explanation
+        Text below the table that explains differences from the paper, in Markdown (default: none).
+    """
     table = results.table
     lines = [f"# {table.title}", ""]
     if results.is_smoke:
         lines += [f"**{SMOKE}.**", ""]
-    lines += [conclusion(results), "", f"`{command(results)}`: {origin(results)}.", ""]
+    lines += [f"**{conclusion(results)}**", ""] if not results.is_smoke else [conclusion(results), ""]
+    lines += [f"`{command(results)}`: {' '.join(filter(None, [f'{origin(results)}.', missing(results)]))}", ""]
     for block in blocks(results):
         lines += [f"## {block.task}", ""] if block.task else []
         rule = ["---"] * block.labels + ["---:"] * (len(block.headings) - block.labels)
         lines += [f"| {' | '.join(row)} |" for row in (block.headings, rule, *block.rows)]
         lines += [""]
+    lines += [explanation.strip(), ""] if explanation else []
     lines += [f"![ASR]({table.name}.svg)", ""]
     lines += [f"- {sentence}" for sentence in (*legend(results), *table.notes)]
     return "\n".join([*lines, f"- One row for each run: [{table.name}.csv]({table.name}.csv)", ""])
@@ -188,13 +179,19 @@ def command(results: Results) -> str:
         options += ["--only", *only]
     if not results.is_smoke:
         options += ["--seeds", str(1 + max((run.seed for run in results.runs), default=0))]
-        options += ["--rounds", results.stated("rounds")]
+        options += ["--rounds", str(max((run.rounds for run in results.runs), default=0))]
     return shlex.join(["g2uardfl", "reproduce", table.name if table.name in TABLES else f"{table.name}.toml", *options])
 
 
 def origin(results: Results) -> str:
-    """Local training, rounds, seeds and commit of the runs."""
+    """Local training, rounds, seeds, commit and device of the runs."""
     local = {"steps": "2 local steps", "epochs": "2 local epochs"}.get(results.stated("local"), results.stated("local"))
-    return (
-        f"{local}, {results.stated('rounds')} rounds, seeds {results.stated('seed')}, commit {results.stated('commit')}"
-    )
+    seeds = results.stated("seed")
+    parts = [
+        local,
+        f"{results.stated('rounds').replace(', ', ' and ')} rounds",
+        f"{'seeds' if ',' in seeds else 'seed'} {seeds}",
+    ]
+    parts.append(f"commit {results.stated('commit')}")
+    devices = results.devices()
+    return ", ".join([*parts, f"on {devices}"] if devices else parts)

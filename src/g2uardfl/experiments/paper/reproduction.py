@@ -55,7 +55,7 @@ class Reproduction:
         _require("scale", scale, SCALES)
         _require("local", local, tuple(table.shared["local"]))
         self.table, self.scale, self.local = table, scale, local
-        self.cells = _selected(table, only)
+        self.cells, self._only = _selected(table, only), tuple(only)
         self._runs = [
             (cell, variant, seed)
             for cell in self.cells
@@ -77,7 +77,7 @@ class Reproduction:
             for (cell, variant, _), path in zip(self._runs, paths, strict=True)
             if (path / "summary.json").exists()
         ]  # fmt: skip
-        return Results(self.table, runs, self.cells)
+        return Results(self.table, runs, self.cells, self._only)
 
 
 def sweep_of(parts: Sequence[Reproduction], out: str | Path, jobs: int = 1) -> tuple[Sweep, list[list[Path]]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -28,7 +29,7 @@ FIGURES = {
 """The figures of a run in percent, and their headings. ASR and ACC are means over the last tenth of the rounds."""
 _NOTABLE = 5.0
 """The smallest difference to the printed number that is marked, in percentage points."""
-_RUN = ("profile", "seed", "scale", "local", "rounds", "commit")
+_RUN = ("profile", "seed", "scale", "local", "rounds", "commit", "device")
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ class RunResult:
     commit: str
     figures: Mapping[str, float | None]
     """In percent; None where a rate is not defined."""
+    device: str = ""
+    """Where it ran, such as "cuda"; empty if the file of the results does not say so."""
     curve: str = ""
     """ASR in percent over the evaluated rounds, as `round:value` separated by spaces, if the table shows curves."""
 
@@ -65,6 +68,7 @@ class RunResult:
             int(summary["rounds"]),
             summary["environment"].get("commit", ""),
             figures,
+            run.config.device,
             " ".join(points) if with_curve else "",
         )
 
@@ -100,12 +104,15 @@ class Results:
     runs
         The results of its finished runs.
     cells
-        The cells that were asked for (default: all).
+        The cells of which results are wanted (default: all).
+    only
+        Labels that were asked for by name: rows with one of them are shown even if nothing was run (default: none).
     """
 
     table: Table
     runs: Sequence[RunResult]
     cells: Sequence[Cell] = field(default=())
+    only: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if not self.cells:
@@ -127,6 +134,18 @@ class Results:
         """Whether the figures are those of a smoke run and mean nothing."""
         return any(run.scale == "smoke" for run in self.runs)
 
+    @cached_property
+    def rows(self) -> list[Cell]:
+        """The cells that are shown: those with a finished run, and those that were asked for by name."""
+        known = {run.labels for run in self.runs}
+        found = [cell for cell in self.cells if cell.labels in known or set(cell.labels) & set(self.only)]
+        return found or list(self.cells)
+
+    @property
+    def expected(self) -> int:
+        """The number of cells, where each profile of the guard counts."""
+        return sum(len(cell.variants) for cell in self.cells)
+
     @property
     def missing(self) -> list[str]:
         """The variants of cells without any finished run."""
@@ -142,6 +161,15 @@ class Results:
         values = sorted({getattr(run, name) for run in self.runs})
         return ", ".join(str(value) for value in values if value != "") or "unknown"
 
+    def devices(self) -> str:
+        """Where the runs were executed, with their number if there are several devices; empty if that is not known."""
+        counts = Counter(run.device or "unknown" for run in self.runs)
+        if set(counts) <= {"unknown"}:
+            return ""
+        if len(counts) == 1:
+            return next(iter(counts))
+        return " and ".join(f"{device} ({count} runs)" for device, count in sorted(counts.items()))
+
     def to_csv(self) -> str:
         """One row for each run."""
         file = io.StringIO()
@@ -150,13 +178,13 @@ class Results:
         order = {cell.labels: index for index, cell in enumerate(self.table.cells)}
         for run in sorted(self.runs, key=lambda run: (order[run.labels], run.variant != "paper", run.seed)):
             values = ["" if value is None else f"{value:.4f}" for value in run.figures.values()]
-            own = [run.variant, run.seed, run.scale, run.local, run.rounds, run.commit]
+            own = [run.variant, run.seed, run.scale, run.local, run.rounds, run.commit, run.device]
             writer.writerow([*run.labels, *own, *values, *([run.curve] if self.table.has_curves else [])])
         return file.getvalue()
 
     @staticmethod
     def from_csv(table: Table, path: str | Path) -> Results:
-        """The results in a file that `to_csv` wrote; the cells are those with a result."""
+        """The results in a file that `to_csv` wrote; the cells are all those of the tasks that it has."""
         try:
             rows = list(csv.DictReader(Path(path).read_text(encoding="utf-8").splitlines()))
             runs = [_run(table, row) for row in rows]
@@ -164,8 +192,11 @@ class Results:
             raise StateError(f"cannot read {path}: {error.strerror}") from error
         except (KeyError, ValueError) as error:
             raise StateError(f"{path} holds no results of the table {table.name}: {error}") from error
-        known = {run.labels for run in runs}
-        return Results(table, runs, [cell for cell in table.cells if cell.labels in known])
+        if "task" not in table.axes:
+            return Results(table, runs)
+        index = list(table.axes).index("task")
+        tasks = {run.labels[index] for run in runs}
+        return Results(table, runs, [cell for cell in table.cells if cell.labels[index] in tasks])
 
 
 def notable(printed: float | str | None, measured: float | None) -> int:
@@ -185,14 +216,14 @@ def _run(table: Table, row: Mapping[str, str]) -> RunResult:
     own: dict[str, Any] = {name: row[name] for name in ("scale", "local", "commit")}
     return RunResult(
         labels, row["profile"], int(row["seed"]), rounds=int(row["rounds"]), figures=figures,
-        curve=row.get("asr_by_round") or "", **own,
+        device=row.get("device") or "", curve=row.get("asr_by_round") or "", **own,
     )  # fmt: skip
 
 
 def tasks_of(results: Results) -> Iterable[tuple[str, list[Cell]]]:
-    """The cells of each task, in the order of the table; one group without a name if the table has a single task."""
+    """The rows of each task, in the order of the table; one group without a name if the table has a single task."""
     axes = list(results.table.axes)
     groups: dict[str, list[Cell]] = {}
-    for cell in results.cells:
+    for cell in results.rows:
         groups.setdefault(cell.labels[axes.index("task")] if "task" in axes else "", []).append(cell)
     return groups.items()
