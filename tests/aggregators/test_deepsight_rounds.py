@@ -51,10 +51,10 @@ def test_without_a_server_it_is_one_clear_error():
 @pytest.mark.parametrize(
     ("weight", "bias", "words"),
     [
-        ("fc.weight", None, "'fc.weight'.*no parameter.*head.weight"),
-        ("head.weight", "fc.bias", "'fc.bias'.*no parameter"),
-        ("head.bias", None, "no output layer"),
-        ("body.weight", "head.bias", "no output layer"),
+        ("fc.weight", None, "'fc.weight'.*not a parameter.*head.weight"),
+        ("head.weight", "fc.bias", "'fc.bias'.*not a parameter"),
+        ("head.bias", None, "not an output layer"),
+        ("body.weight", "head.bias", "not an output layer"),
     ],
 )
 def test_a_server_that_names_another_output_layer_is_the_callers_error(weight, bias, words):
