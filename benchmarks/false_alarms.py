@@ -1,11 +1,11 @@
-"""How often the default profile finds a group where nobody attacks: the calibration of `false_alarm_rate`.
+"""How often the default profile flags a group or a loner where nobody attacks: the calibration of `false_alarm_rate`.
 
     g2uardfl sweep --task digits --attack none --defense g2uardfl --alpha inf 0.5 0.05 --seed 1 2 3 --rounds 36 \
         --record --out runs/honest
     python benchmarks/false_alarms.py runs/honest
 
 Each record is decided again at several rates, with its attackers removed if it has any. A row shows the share of the
-rounds, in %, that have a flagged group, by the number of clients in the window.
+rounds, in %, that have a flagged group or loner, by the number of clients in the window.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SIZES = (12, 25, 40, 60, 110)
 
 
 def alarms(record: Record, rate: float) -> list[tuple[int, bool]]:
-    """For each round the number of clients in the window, and whether a group was flagged."""
+    """For each round the number of clients in the window, and whether a group or a loner was flagged."""
     guard = G2uardFL(seed=0, false_alarm_rate=rate)
     found = []
     for number, observation in enumerate(record.rounds):
