@@ -94,7 +94,7 @@ def test_the_note_names_three_suspicious_clients_and_counts_the_others():
     assert {verdict.decision for verdict in result.verdicts.values()} == {"accepted"}
     named = [client for client in clients if f"Client {client}: running_mean of '1' is far outside" in result.note]
     assert named == [6, 7, 8]
-    assert result.note.endswith("it counts only up to a limit. The same holds for 2 more.")
+    assert result.note.endswith("its values are clipped. The same holds for 2 more.")
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -137,7 +137,7 @@ def test_a_line_with_impossible_seconds_is_damaged(path, seconds):
 
 
 def test_note_and_events_are_read_back(path):
-    kept = model_kept("1 of at least 3 usable updates arrived")
+    kept = model_kept("1 of 3 required usable updates arrived")
     writer = AuditWriter(path, "g2uardfl")
     writer.write(1, REPORT, {})
     writer.write(2, RoundReport({7: VERDICTS[7]}, kept.message, (kept,)), {})

@@ -232,7 +232,7 @@ def test_a_round_kept_for_want_of_replies_is_a_warning_and_in_the_audit(tmp_path
     strategy = G2uardFLStrategy(min_replies=4, audit_path=tmp_path / "audit.jsonl")
     with log_lines() as lines:
         train_round(strategy, array_record(odd_mlp()), nodes)
-    why = "2 of at least 4 usable updates arrived" if usable else "No usable reply arrived"
+    why = "2 of 4 required usable updates arrived" if usable else "No usable reply arrived"
     message = f"{why}: the global model was kept."
     (line,) = lines
     assert line.startswith("WARNING g2uardfl round 1: ")
@@ -297,7 +297,7 @@ def test_a_run_in_which_no_round_changed_the_model_returns_the_initial_model():
     strategy = G2uardFLStrategy(min_replies=100)
     result = start(strategy)
     assert same_bits(result.arrays, odd_mlp())
-    assert strategy.report.events == (model_kept("8 of at least 100 usable updates arrived"),)
+    assert strategy.report.events == (model_kept("8 of 100 required usable updates arrived"),)
 
 
 NODE_IDS = "Clients are identified by node id"
