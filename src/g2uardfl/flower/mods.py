@@ -134,8 +134,7 @@ class ModelReplacement(UpdateAttack):
 
 
 class Obfuscation(UpdateAttack):
-    """Model obfuscation: noise on every parameter, of the given standard deviation, against similarity-based
-    defences."""
+    """Model obfuscation: adds noise to every parameter, to evade defences that compare updates."""
 
     def __init__(self, deviation: float = 0.034, **options: Any) -> None:
         super().__init__(**options)

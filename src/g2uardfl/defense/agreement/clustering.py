@@ -46,8 +46,8 @@ class GroupClustering(Clustering[SubmissionGraph, Prior, GroupClusters]):
         if clients >= MIN_OTHERS + 2:
             return []
         return [
-            f"A round has {clients} clients: groups of attackers are detected only if at least {MIN_OTHERS + 2} "
-            "clients took part in the last rounds; with fewer, only norms are compared."
+            f"A round has {clients} clients: the guard detects groups of attackers only if at least {MIN_OTHERS + 2} "
+            "clients took part in the last rounds; with fewer, it compares norms only."
         ]
 
     def cluster(self, evidence: SubmissionGraph, prior: Prior) -> GroupClusters:
