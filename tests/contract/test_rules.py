@@ -24,7 +24,7 @@ def test_every_rule_keeps_the_contract(rule, title):
 
 
 class Forgetful(FedAvg):
-    """Has a verdict on the first client alone."""
+    """Has a verdict on the first client only."""
 
     def combine(self, round_):
         outcome = super().combine(round_)

@@ -26,7 +26,7 @@ finally:
 
 NAMES = {"defenses": aggregators.names(), "attacks": attacks.names(), "tasks": tasks.names()}
 GENERATED = {*generated_pages.FOLDERS.values(), "command-line.md", "notebook.md", "_build"}
-"""A build, which may run beside the tests, writes these."""
+"""A build, which may run in parallel to the tests, writes these."""
 PAGES = sorted(path for path in DOCS.rglob("*.md") if not GENERATED & set(path.relative_to(DOCS).parts))
 
 

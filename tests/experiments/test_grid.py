@@ -78,7 +78,7 @@ def test_values_of_an_assignment_are_split_at_commas_outside_of_brackets():
         ('"server.x" = 1', "unknown prefix"),
     ],
 )
-def test_a_grid_that_makes_no_sense_is_refused(tmp_path, text, message):
+def test_a_grid_that_makes_no_sense_is_rejected(tmp_path, text, message):
     (tmp_path / "grid.toml").write_text(text)
     with pytest.raises(ConfigError, match=message):
         Grid.from_file(tmp_path / "grid.toml").configs()

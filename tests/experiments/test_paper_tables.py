@@ -179,7 +179,7 @@ def test_changes_take_precedence():
     assert (config.rounds, config.device, config.seed) == (7, "cuda", 4)
 
 
-def test_an_unknown_table_is_one_clear_error():
+def test_an_unknown_table_is_a_clear_error():
     with pytest.raises(ConfigError, match="there is no table 'efectiveness': did you mean effectiveness"):
         load("efectiveness")
 

@@ -26,7 +26,7 @@ def report(*kinds: str, note: str = "") -> RoundReport:
         (("something_new", "rolled_back"), logging.WARNING),
     ],
 )
-def test_what_changes_the_model_beside_training_is_a_warning(kinds, level):
+def test_a_change_of_the_model_besides_training_is_a_warning(kinds, level):
     assert log.level(report(*kinds)) == level
 
 

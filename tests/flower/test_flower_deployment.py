@@ -165,7 +165,7 @@ def test_a_client_that_turns_hostile_on_a_trained_model_is_flagged_and_changes_l
     run = InOneProcess(tmp_path / "run", boost, CLEAN + 20, resumed=trained).run()
     assert run.decisions(HOSTILE)[CLEAN:] == ["malicious"] * 20
     (attacked,) = stated("the accuracy stays within (RANGE) %")
-    (clean,) = stated("learns little that is rare: (RANGE) % after 60 rounds without attack")
+    (clean,) = stated("learns little rare knowledge: (RANGE) % after 60 rounds without attack")
     assert len(run.accuracies) == 20
     assert within(run.accuracies[0], clean)
     assert all(within(value, attacked) for value in [*run.accuracies[1:], run.accuracy])

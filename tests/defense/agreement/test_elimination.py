@@ -110,7 +110,7 @@ def test_a_lone_attacker_among_ten_moves_no_parameter_that_honest_clients_do_not
     assert 0 < step.vector.count_nonzero() < 0.1 * SIZE
 
 
-def test_refused_clients_have_no_part():
+def test_rejected_clients_have_no_part():
     updates = updates_of(common=2.0)
     first, _ = step_of(updates, accepted=SOME)
     updates[7:] = 1e6

@@ -125,7 +125,7 @@ def test_the_prior_is_how_often_the_client_of_each_submission_was_convicted():
     assert filtering.prior(evidence_of(*rounds)).scores.tolist() == [0, 1.9, 0, 1.9]
 
 
-def test_accepted_updates_are_clipped_to_the_usual_norm_and_refused_ones_have_no_part():
+def test_accepted_updates_are_clipped_to_the_usual_norm_and_rejected_ones_have_no_part():
     judgement = judged(log_norms=np.log([0.5, 1.5, 2.0, 500.0, 500.0]))
     assert letters(judgement) == "aaamm"
     assert judgement.clipping.tolist() == pytest.approx([1.0, 1 / 1.5, 1 / 2.0, 0, 0])

@@ -108,7 +108,7 @@ def test_submissions_without_a_sketch_under_the_secret_of_the_round_are_forgotte
     assert len(window.renewed) == 0
 
 
-def test_an_interrupted_renewal_starts_anew():
+def test_an_interrupted_renewal_starts_again():
     window = Window(10)
     window.add(1, ["a"], sketch(1), sketch(10))
     window.add(2, ["b"], sketch(2))

@@ -122,7 +122,7 @@ def test_a_restored_window_continues_bit_for_bit(rounds):
         assert np.array_equal(getattr(window, name), getattr(restored, name))
 
 
-def test_a_saved_window_whose_parts_differ_in_number_is_refused():
+def test_a_saved_window_whose_parts_differ_in_number_is_rejected():
     window = Window(10)
     add_round(window, 1, [1, 2, 3])
     state = window.state()
