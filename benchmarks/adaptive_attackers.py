@@ -151,7 +151,7 @@ class SleepersSettings:
 
 
 class Sleepers(Wrapper):
-    """Attackers first earn a good reputation."""
+    """Attackers first gain a good reputation."""
 
     name = "sleepers"
     summary = "wrapper: attackers are honest for the first 50 rounds"

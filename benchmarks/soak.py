@@ -1,11 +1,11 @@
-"""A long life of a Flower server: churn, hostile replies, kills at random moments and a full disk.
+"""A long run of a Flower server: churn, hostile replies, kills at random moments and a full disk.
 
     python benchmarks/soak.py --rounds 2000 --kills 100
 
-Three servers run the same federation. The first sees honest clients and attackers only; the second sees hostile
-replies in every round as well; the third sees the same replies, is killed with SIGKILL at random moments and finds its
-disk full for some rounds; it has processes of its own. Model and memory must be equal in all three at the end, and the
-audits of the last two as well.
+Three servers run the same federation. The first sees honest clients and attackers only; the second sees hostile replies
+in every round as well; the third sees the same replies, is killed with SIGKILL at random moments and has a full disk
+for some rounds; it has processes of its own. Model and memory must be equal in all three at the end, and the audits of
+the last two as well.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def run(folder: Path, rounds: int, *, kills: int, disk_full_every: int, seed: in
             assert process.stdout is not None
             process.stdout.readline()
             if killed < kills:
-                # Counted in rounds and not in seconds, so that a slow machine gets ahead and a fast one is killed too.
+                # Counted in rounds and not in seconds, so that a slow machine progresses and a fast one is killed, too.
                 for _ in range(rng.randrange(rounds // (kills + 1))):
                     process.stdout.readline()
                 try:
