@@ -102,7 +102,7 @@ class Contestant:
             began = clock()
             call()
         except RuntimeError:
-            self.missing = "refused"
+            self.missing = "rejected"
             return
         self.best = min(self.best, clock() - began)
 

@@ -98,7 +98,7 @@ def plain_mean(sent: Mapping[int, Model]) -> Model:
 
 
 def renew(weights: Model, sent: Mapping[int, Model], shift: int) -> None:
-    """The next round's updates, in place: those of the round before with their entries in other places."""
+    """The next round's updates, in place: those of the round before with permuted entries."""
     for client, arrays in sent.items():
         for name, array in arrays.items():
             update = (array - weights[name]).reshape(-1)

@@ -84,9 +84,10 @@ def hostile_replies(weights: dict[str, np.ndarray], number: int) -> Iterator[Any
 
 
 def serve(folder: Path, rounds: int, hostile: bool, disk_full_every: int = 0, progress: bool = False) -> None:
-    """Run the remaining ones of `rounds` in this process; the disk is full at the end of every so many (0: never).
+    """Run the remaining ones of `rounds` in this process.
 
-    With `progress`, print a line before the first round and one after each.
+    The disk is full in the last rounds of every `disk_full_every` (0: never). With `progress`, print a line before the
+    first round and one after each.
     """
     from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
     from flwr.supercore.task_identity import TaskIdentity

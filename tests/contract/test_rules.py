@@ -60,7 +60,7 @@ class Remembering(FedAvg):
 
 
 class Unsaveable(FedAvg):
-    """Saves something that is no plain value."""
+    """Saves something that is not a plain value."""
 
     def state(self):
         return SavedState({"something": object()})

@@ -128,7 +128,7 @@ def test_a_state_file_can_be_read_with_numpy(tmp_path):
 def test_a_file_without_checksum_is_rejected_with_what_to_do(tmp_path):
     with (tmp_path / "state").open("wb") as file:
         np.savez(file, **STATE.arrays)
-    with pytest.raises(StateError, match=r"an earlier version.* restore it from a copy or start anew"):
+    with pytest.raises(StateError, match=r"an earlier version.* restore it from a copy or start over"):
         read_state(tmp_path / "state", "example")
 
 

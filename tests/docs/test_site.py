@@ -80,7 +80,7 @@ def test_the_pages_of_the_repository_are_in_the_navigation_once():
 
 
 def toctree(text):
-    """The entries of a page's tables of contents that are no patterns."""
+    """The entries of a page's tables of contents that are not patterns."""
     blocks = re.findall(r"^```\{toctree\}\n(.*?)^```$", text, flags=re.M | re.S)
     return [line for block in blocks for line in block.splitlines() if line and line[0] not in ":*"]
 

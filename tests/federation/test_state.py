@@ -76,7 +76,7 @@ def test_a_state_behind_a_link_is_replaced_and_the_link_stays(path):
         file.save(FederationState.of(FedAvg(), MODEL, rounds, 0))
         assert link.is_symlink()
         assert FederationState.load(path).rounds_done == rounds
-    assert os.listdir(link.parent) == ["link"], "the file is written beside itself, not beside the link"
+    assert os.listdir(link.parent) == ["link"], "the temporary file is in the folder of the file, not of the link"
 
 
 def test_a_rule_without_memory_can_be_saved(path):

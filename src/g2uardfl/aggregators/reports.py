@@ -36,7 +36,7 @@ class Verdict:
     suspicion: float | None = None
     """The probability that its update is malicious, for rules that estimate one."""
     weight: float | None = None
-    """The weight of its update in the new model, for rules that weigh clients."""
+    """The weight of its update in the new model, for rules that weight clients."""
 
     @property
     def refused(self) -> bool:

@@ -84,7 +84,7 @@ def read_state(path: str | os.PathLike[str], kind: str) -> SavedState:
     target = Path(path)
     damaged = (
         f"{target} is not a {kind} file of g2uardfl, or it is damaged, or an earlier version wrote it (without a "
-        "checksum): restore it from a copy or start anew"
+        "checksum): restore it from a copy or start over"
     )
     try:
         with target.open("rb") as file:

@@ -163,7 +163,7 @@ class Guard(Aggregator):
             if saved["profile"] != self.profile:
                 raise StateError(
                     f"this state belongs to profile={saved['profile']!r}, not to profile={self.profile!r}: "
-                    "choose that profile, or start anew"
+                    "choose that profile, or start over"
                 )
             seed, secret = saved["seed"], int(state.values["secret"])
             number, signature = int(state.values["round"]), state.values["signature"]
@@ -172,7 +172,7 @@ class Guard(Aggregator):
                 part.restore(state.part(name))
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise StateError(
-                f"this guard state is incomplete ({error}): restore it from a copy or start anew"
+                f"this guard state is incomplete ({error}): restore it from a copy or start over"
             ) from error
         self._install(parts)
         self.seed, self._secret, self.round, self._signature = seed, secret, number, signature
@@ -189,7 +189,7 @@ class Guard(Aggregator):
             settings = dict(state.values["settings"])
             guard = cls(settings.pop("profile"), seed=settings.pop("seed"), **settings)
         except (KeyError, TypeError) as error:
-            raise StateError(f"{path} is incomplete ({error}): restore it from a copy or start anew") from error
+            raise StateError(f"{path} is incomplete ({error}): restore it from a copy or start over") from error
         guard.restore(state)
         return guard
 

@@ -77,7 +77,7 @@ class FederationState:
                 None if values["audit"] is None else str(values["audit"]),
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise StateError(f"{target} is incomplete ({error}): restore it from a copy or start anew") from error
+            raise StateError(f"{target} is incomplete ({error}): restore it from a copy or start over") from error
 
     def restore(self, rule: Aggregator, path: str | os.PathLike[str] | None) -> list[str]:
         """Restore the saved state into a new `rule`; returns its settings that differ from the saved ones.

@@ -141,7 +141,7 @@ def loaded_record(state: SavedState) -> ArrayRecord:
         for index, (name, dtype, shape, stype) in enumerate(state.values["arrays"]):
             record[name] = Array(dtype, tuple(shape), stype, state.arrays[str(index)].tobytes())
     except (KeyError, TypeError, ValueError) as error:
-        raise StateError(f"the saved model is incomplete ({error}): restore it from a copy or start anew") from error
+        raise StateError(f"the saved model is incomplete ({error}): restore it from a copy or start over") from error
     return record
 
 

@@ -38,7 +38,7 @@ def updates_of(common: float = 0.0) -> torch.Tensor:
 
 
 def evidence_after(rounds: int, accepted: bool = True):
-    """The graph of so many rounds; whether all submissions of earlier ones were accepted."""
+    """The graph of some rounds, and whether all submissions of earlier ones were accepted."""
     graph = evidence_of(*((range(CLIENTS), drawn_sketches(number, CLIENTS, 1, 16)) for number in range(rounds)))
     return replace(graph, accepted=(graph.rounds < rounds) & accepted)
 
@@ -149,7 +149,7 @@ def after_three_rounds(probability: float, accepted: bool = True, learning: floa
         ({"probability": 0.999, "accepted": False}, False),
         ({"probability": 0.999, "rollback": False}, False),
     ],
-    ids=["doubt", "certain", "refused", "switched off"],
+    ids=["doubt", "certain", "rejected", "switched off"],
 )
 def test_the_model_is_rolled_back_if_an_accepted_submission_almost_certainly_attacked(case, rolled_back):
     _, step = after_three_rounds(**case)

@@ -42,7 +42,7 @@ def from_earlier_releases(backdoor):
     }
 
 
-def refused_shares(guard: G2uardFL, hide: Hiding) -> tuple[float, float]:
+def rejected_shares(guard: G2uardFL, hide: Hiding) -> tuple[float, float]:
     """The shares of the attackers' and of the others' submissions that are rejected, after the first two rounds."""
     backdoor = {name: np.random.default_rng(2).normal(size=shape) for name, shape in SHAPES.items()}
     hidden, model, rejected = hide(backdoor), MODEL, {True: [], False: []}
@@ -64,7 +64,7 @@ def refused_shares(guard: G2uardFL, hide: Hiding) -> tuple[float, float]:
 
 
 def test_who_knows_the_secret_of_the_sketches_is_not_detected():
-    recall, false_positives = refused_shares(G2uardFL(seed=0), from_seed_0)
+    recall, false_positives = rejected_shares(G2uardFL(seed=0), from_seed_0)
     assert recall < 0.1
     assert false_positives < 0.1
 
@@ -72,7 +72,7 @@ def test_who_knows_the_secret_of_the_sketches_is_not_detected():
 @pytest.mark.parametrize("hide", [from_seed_0, from_earlier_releases])
 def test_a_guard_without_a_seed_detects_those_who_hide_from_a_public_one(hide):
     # Measured over 20 secrets for each way of hiding: recall 1, nobody else rejected.
-    recall, false_positives = refused_shares(G2uardFL(), hide)
+    recall, false_positives = rejected_shares(G2uardFL(), hide)
     assert recall > 0.8
     assert false_positives < 0.05
 

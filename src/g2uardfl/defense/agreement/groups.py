@@ -157,7 +157,7 @@ class _View:
         return int(np.count_nonzero(np.bincount(self.person, self.present)))
 
     def without(self, members: Mask) -> _View:
-        """The other submissions. Without an earlier group, all of them seem a little similar, which is subtracted."""
+        """The other submissions. Without the earlier groups all of them are slightly similar, which is subtracted."""
         rows = np.flatnonzero((self.present > 0) & ~members)
         some = rows[:: 1 + len(rows) ** 2 // _MAX_EDGES]
         comparable = (self.person[some, None] != self.person[rows]) & (some[:, None] < rows)

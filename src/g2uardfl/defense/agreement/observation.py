@@ -76,6 +76,6 @@ class SketchObserver(Observer):
         if saved != own:
             raise StateError(
                 f"this state has sketches of sketch_width={saved}, which cannot be compared with those of "
-                f"sketch_width={own}: set it back, or start anew"
+                f"sketch_width={own}: set it back, or start over"
             )
         self.secrets.restore(state)
