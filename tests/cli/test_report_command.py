@@ -67,7 +67,7 @@ def test_an_unknown_format_of_figures_is_rejected_in_one_line(cli, tmp_path):
     assert "choose svg or pdf" in done.stderr
 
 
-def test_a_page_that_cannot_be_written_is_one_line(cli, tmp_path):
+def test_a_page_that_cannot_be_written_is_a_one_line_error(cli, tmp_path):
     made_up_run(tmp_path / "run", rounds=3)
     (tmp_path / "file").write_text("")
     done = cli("report", "run", "--out", "file/page.html")

@@ -78,7 +78,7 @@ def test_a_class_is_found_by_the_path_of_its_file(tmp_path, monkeypatch):
         ("import nowhere", "here.py:Whole", "cannot import here.py (No module named 'nowhere')"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_one_error(text, name, message, tmp_path, monkeypatch):
+def test_a_file_that_cannot_be_used_is_a_clear_error(text, name, message, tmp_path, monkeypatch):
     write(tmp_path / "here.py", text)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError) as error:

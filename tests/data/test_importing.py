@@ -102,7 +102,7 @@ def test_an_unsupported_archive_format_is_rejected(tmp_path):
         data.import_dataset("reddit", [tmp_path / "RC_2017-11.zst"], tmp_path / "data")
 
 
-def test_a_folder_that_cannot_be_written_is_one_error(tmp_path):
+def test_a_folder_that_cannot_be_written_is_a_clear_error(tmp_path):
     (tmp_path / "data").write_text("a file instead of a folder")
     with pytest.raises(DataError, match="cannot write to"):
         data.import_dataset("mnist", write_mnist(tmp_path / "in"), tmp_path / "data")

@@ -408,7 +408,7 @@ def test_after_any_interruptions_the_chain_is_whole_and_all_rounds_are_in_the_au
         assert [record["round"] for record in audit.rounds] == list(range(1, number))
 
 
-def test_a_disk_that_stays_full_costs_a_bounded_amount_of_memory_and_the_gap_shows(path, monkeypatch):
+def test_a_disk_that_stays_full_takes_a_bounded_amount_of_memory_and_the_gap_shows(path, monkeypatch):
     monkeypatch.setattr("g2uardfl.federation.audit._MAX_UNWRITTEN", 10_000)
     writer = AuditWriter(path, "g2uardfl")
     writer.write(1, report_on(1), {})

@@ -41,7 +41,7 @@ def test_a_note_without_events_is_printed():
     assert log.line("fedavg", 4, report(note="A remark."), 0.25).endswith("[0.25 s] A remark.")
 
 
-def test_a_quiet_round_has_counts_alone():
+def test_a_quiet_round_has_only_counts():
     assert log.line("fedavg", 4, report(), 0.25) == (
         "fedavg round 4: 0 accepted, 0 held out, 0 malicious, 0 invalid [0.25 s]"
     )

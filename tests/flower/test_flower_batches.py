@@ -111,7 +111,7 @@ def test_flowers_own_grid_loses_all_replies_of_a_batch_with_a_bad_one():
 
 
 @pytest.mark.parametrize("bad", [(), (1,), (40,), (3, 4), tuple(range(1, 41))])
-def test_any_number_of_bad_replies_costs_one_request_and_no_good_reply(bad):
+def test_any_number_of_bad_replies_takes_one_request_and_loses_no_good_reply(bad):
     nodes = {node: undecodable if node in bad else sends(odd_mlp()) for node in range(1, 41)}
     replies, superlink = exchange(nodes)
     assert superlink.requests["PullMessages"] == 1
@@ -130,7 +130,7 @@ def test_a_reply_that_claims_to_answer_the_message_to_another_node_is_bad():
     assert "it claims to answer another message" in replies[2].error.reason
 
 
-def test_a_reply_whose_objects_are_missing_is_bad_alone():
+def test_only_the_reply_whose_objects_are_missing_is_bad():
     def incomplete(message):
         return Message(content({"w": np.full(3, 7.0)}), reply_to=message)
 

@@ -147,7 +147,7 @@ def test_the_table_has_the_attack_of_the_run_and_weaker_ones():
     assert [float(boost or 0) for boost, *_ in ATTACKS] == [0, float(default[1]), 10, 3, 1]
 
 
-def test_an_attacker_of_usual_norm_delays_the_first_round_as_the_readme_says(tmp_path):
+def test_an_attacker_with_a_usual_norm_delays_the_first_round_as_the_readme_says(tmp_path):
     attacked, clean = stated("after the first round the accuracy is (RANGE) %, and (RANGE) % without the attack")
     assert within(InOneProcess(tmp_path / "attacked", 1.0, 2).run().accuracies[1], attacked)
     assert within(InOneProcess(tmp_path / "clean", None, 2).run().accuracies[1], clean)

@@ -86,7 +86,7 @@ def uninterrupted(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_server_killed_at_every_kind_of_moment_ends_with_the_results_of_one_that_ran_through(tmp_path, uninterrupted):
+def test_a_server_killed_at_every_kind_of_moment_ends_with_the_results_of_an_uninterrupted_one(tmp_path, uninterrupted):
     for at, moment in enumerate(MOMENTS, start=2):
         kill_at(tmp_path, moment, at)
         assert rounds_done(tmp_path) == (at if moment == "between rounds" else at - 1)

@@ -180,7 +180,7 @@ def test_any_content_of_a_reply_excludes_at_most_its_sender(rule, given):
 
 @fuzz
 @given(metric_records)
-def test_any_metrics_cost_their_sender_alone(given):
+def test_any_metrics_exclude_at_most_their_sender(given):
     survives("fedavg", answers(content(CLIENTS[1], **{**given, "num-examples": given.get("num-examples", 10)})))
 
 

@@ -85,7 +85,7 @@ def test_a_value_that_is_not_toml_is_a_string():
     assert with_assignments({}, ["start=some file.safetensors"]) == {"start": "some file.safetensors"}
 
 
-def test_a_config_file_that_cannot_be_used_is_one_error(tmp_path):
+def test_a_config_file_that_cannot_be_used_is_a_clear_error(tmp_path):
     (tmp_path / "bad.toml").write_text("rounds = = 3")
     with pytest.raises(ConfigError, match="not valid TOML"):
         read_values(tmp_path / "bad.toml")

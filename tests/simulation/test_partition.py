@@ -197,7 +197,7 @@ def test_the_largest_natural_groups_are_assigned_first() -> None:
     assert sorted(len(client) for client in natural(groups, 2, seed=0)) == [8, 10]
 
 
-def test_natural_partitions_depend_on_the_seed_alone() -> None:
+def test_natural_partitions_depend_only_on_the_seed() -> None:
     groups = np.arange(1000) // 4
     first, again, other = (natural(groups, 50, seed) for seed in (1, 1, 2))
     assert all(np.array_equal(one, two) for one, two in zip(first, again, strict=True))

@@ -318,7 +318,7 @@ def test_the_command_prints_a_small_table_for_each_record_on_a_narrow_terminal(c
         (["--defense", "krum"], "krum cannot decide recorded rounds"),
     ],
 )
-def test_a_setting_or_rule_that_does_not_fit_is_one_line(call, digits_record, arguments, message):
+def test_a_setting_or_rule_that_does_not_fit_is_a_one_line_error(call, digits_record, arguments, message):
     status, _, errors = call(digits_record, *arguments)
     assert status == 2
     assert len(errors.strip().splitlines()) == 1

@@ -205,7 +205,7 @@ def test_a_folder_without_run_checkpoint_or_summary_is_an_error(tmp_path):
         FinishedRun(tmp_path)
 
 
-def test_a_full_disk_is_one_error_and_the_run_can_be_resumed(tmp_path, uninterrupted, monkeypatch):
+def test_a_full_disk_is_a_clear_error_and_the_run_can_be_resumed(tmp_path, uninterrupted, monkeypatch):
     path = tmp_path / "run"
     write_state = checkpoints.write_state
 

@@ -53,7 +53,7 @@ def test_without_attackers_nobody_is_rejected():
     assert sum(len(rejected(result)) for result in results) <= 0.01 * 15 * PER_ROUND
 
 
-def test_an_attacker_alone_in_its_round_is_recognised_by_earlier_rounds():
+def test_a_single_attacker_in_a_round_is_detected_from_earlier_rounds():
     model = attacked()[1][-1].weights
     # None of these clients was ever seen before.
     result = attacked_guard().aggregate(model, messages(model, 0, 26, [*range(50, 59), 77], {77}))
@@ -61,7 +61,7 @@ def test_an_attacker_alone_in_its_round_is_recognised_by_earlier_rounds():
     assert "its update is similar" in result.verdicts[77].reason
 
 
-def test_an_attacker_alone_in_the_first_round_is_accepted_and_moves_no_parameter_alone():
+def test_a_single_attacker_in_the_first_round_is_accepted_but_moves_no_parameter_by_itself():
     model = first_model()
     sent = messages(model, 0, 1, range(7, 17), {7})
     guard = G2uardFL(seed=0)

@@ -119,7 +119,7 @@ def test_rejected_clients_have_no_part():
     assert not second.weights[7:].any()
 
 
-def test_the_model_is_kept_where_nobody_is_accepted():
+def test_the_model_is_kept_if_nobody_is_accepted():
     step, _ = step_of(updates_of(common=2.0), accepted=np.zeros(CLIENTS, bool))
     assert not step.vector.any()
     assert not step.shares.any()

@@ -73,7 +73,7 @@ def test_the_suspicion_of_an_outlier_grows_from_one_half_with_its_z_score():
 
 
 @pytest.mark.parametrize(("large", "decided"), [(2, "mmaaa"), (3, "aaaaa"), (5, "aaaaa")])
-def test_no_round_convicts_most_of_its_clients_for_their_norms(large, decided):
+def test_no_round_flags_most_of_its_clients_because_of_their_norms(large, decided):
     assert letters(judged(log_norms=[2.0] * large + [0.0] * (5 - large))) == decided
 
 
@@ -142,7 +142,7 @@ def test_clipping_allows_twice_the_usual_norm_while_clients_learn_the_same():
     assert limits == pytest.approx([1.0, 2.0])
 
 
-def test_learning_is_measured_between_accepted_clients_alone():
+def test_learning_is_measured_only_between_accepted_clients():
     """Two malicious clients of five go their own way; the others have a cosine of about one half."""
     sketches = drawn_sketches(0, 5, 2, 4096, common=1.0)
     sketches[3:] = drawn_sketches(7, 2, 2, 4096)

@@ -63,14 +63,14 @@ def rejected_shares(guard: G2uardFL, hide: Hiding) -> tuple[float, float]:
     return float(np.mean(rejected[True])), float(np.mean(rejected[False]))
 
 
-def test_who_knows_the_secret_of_the_sketches_is_not_detected():
+def test_a_client_that_knows_the_secret_of_the_sketches_is_not_detected():
     recall, false_positives = rejected_shares(G2uardFL(seed=0), from_seed_0)
     assert recall < 0.1
     assert false_positives < 0.1
 
 
 @pytest.mark.parametrize("hide", [from_seed_0, from_earlier_releases])
-def test_a_guard_without_a_seed_detects_those_who_hide_from_a_public_one(hide):
+def test_a_guard_without_a_seed_detects_attacks_that_are_hidden_from_a_public_seed(hide):
     # Measured over 20 secrets for each way of hiding: recall 1, nobody else rejected.
     recall, false_positives = rejected_shares(G2uardFL(), hide)
     assert recall > 0.8

@@ -60,7 +60,7 @@ def test_the_more_convictions_the_longer_the_recovery():
     assert needed[0] < needed[-1]
 
 
-def test_newcomers_have_no_counts_and_reading_adds_nobody():
+def test_new_clients_have_no_counts_and_reading_adds_none():
     reputation = Reputation()
     reputation.add(["a", 7], np.array([1.0, 0.25]), 1, 1000)
     assert reputation.read([7, "7", "a", "new"]).tolist() == [[0.25, 0.75], [0, 0], [1, 0], [0, 0]]

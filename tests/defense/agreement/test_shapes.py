@@ -137,7 +137,7 @@ def test_tiny_updates_of_a_minority_in_the_first_round_make_no_honest_one_an_out
 
 
 @pytest.mark.parametrize(("large", "convicted"), [(4, True), (5, True), (6, False), (9, False)])
-def test_no_round_convicts_most_of_its_clients(large, convicted):
+def test_no_round_flags_most_of_its_clients(large, convicted):
     """Relative to earlier rounds of small updates."""
     usual = usual_after(*[shapes_of(*[0.0] * 10)] * 4)
     scores = z_scores(usual, shapes_of(*[0.0] * (10 - large), *[3.0] * large))
