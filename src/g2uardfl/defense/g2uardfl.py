@@ -86,7 +86,7 @@ class G2uardFL(Guard):
     fade_absent
         (`paper` profile) Whether history fades while a client is absent (as printed) (default: False).
     memory_limit
-        (`paper` profile) The maximum number of remembered pairs of clients, and ten times that of clients (default:
+        (`paper` profile) The maximum number of remembered pairs of clients; that of clients is a tenth of it (default:
         1_000_000).
     edge_scaling
         (`paper` profile) tanh(max(E, 0)), or exp(-tanh(max(E, 0))) as printed (default: "similarity").

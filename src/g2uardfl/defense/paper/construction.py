@@ -35,7 +35,7 @@ class ConstructionSettings:
     fade_absent: bool = switch(False)
     """Whether history fades while a client is absent (as printed)."""
     memory_limit: int = number(1_000_000, 1000, math.inf)
-    """The maximum number of remembered pairs of clients, and ten times that of clients."""
+    """The maximum number of remembered pairs of clients; that of clients is a tenth of it."""
     edge_scaling: EdgeScaling = choice("similarity", "similarity", "printed")
     """tanh(max(E, 0)), or exp(-tanh(max(E, 0))) as printed."""
     update_relation: bool = switch(False)
