@@ -1,4 +1,4 @@
-r"""The worth of each ingredient of the default profile for detection, on recorded rounds.
+r"""The contribution of each part of the default profile to detection, on recorded rounds.
 
     python benchmarks/ablation.py records/*.npz
 
@@ -6,10 +6,10 @@ Each row changes one setting or replaces one stage of the default profile. Recal
 clients rejected) are means over the records; for the last column the attackers are removed from the record.
 "Homogeneous" are records with a uniform split of the data, "heterogeneous" those with a Dirichlet partition.
 
-A replay decides the recorded updates. It cannot show what follows from a decision: in a real run other accepted clients
-lead to another model, and to other updates. Nor can it show the worth of what changes the model alone, which is
-clipping, consensus and rollback. Use real runs for these; the last two defences are the median and the mean in place of
-the consensus:
+A replay decides the recorded updates. It cannot show the effects of a decision: in a real run other accepted clients
+lead to another model, and to other updates. It also cannot show the contribution of clipping, consensus and rollback,
+which change only the model. Use real runs for these; the last two defences are the median and the mean in place of the
+consensus:
 
     cd benchmarks && g2uardfl sweep --attack black_box --defense g2uardfl g2uardfl,rollback=false \
         g2uardfl,dissent=0.5 g2uardfl,profile=ablation:PlainMean
@@ -91,7 +91,7 @@ class OutlierAcceptingFiltering(ReputationFiltering):
 
 
 class NoReputation(Reputation):
-    """Takes every client for a newcomer."""
+    """Treats every client as a new one."""
 
     def read(self, clients: Sequence[ClientId]) -> Array:
         """No counts."""
@@ -140,7 +140,7 @@ class Forgiving(Default):
 
 
 class PlainMean(Default):
-    """The default profile without consensus. A replay cannot tell it from the default profile."""
+    """The default profile without consensus. A replay cannot distinguish it from the default profile."""
 
     elimination = MeanElimination
 
@@ -154,7 +154,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "without reputations": {"profile": "ablation:Forgiving"},
     "with spectral clustering": {"profile": "ablation:Spectral"},
 }
-"""Each row with what it changes of the guard."""
+"""Each row with its changes to the guard."""
 COLUMNS = ["recall", "false positive rate", "false positive rate without attackers"]
 
 

@@ -151,7 +151,7 @@ class SleepersSettings:
 
 
 class Sleepers(Wrapper):
-    """Attackers first earn a good reputation."""
+    """Attackers first gain a good reputation."""
 
     name = "sleepers"
     summary = "wrapper: attackers are honest for the first 50 rounds"
@@ -251,7 +251,7 @@ class TinyFirstSettings:
 
 
 class TinyFirst(Wrapper):
-    """Attackers first send tiny updates, so that honest ones look far too large beside them."""
+    """Attackers first send tiny updates, so that honest ones seem far too large in comparison."""
 
     name = "tiny_first"
     summary = "wrapper: attackers send tiny updates in the first rounds"

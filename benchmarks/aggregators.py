@@ -1,11 +1,11 @@
-"""The cost of every rule on the server, beside the same rule in byzfl and in Flower, on the same arrays.
+"""The cost of every rule on the server, compared with the same rule in byzfl and in Flower, on the same arrays.
 
     python benchmarks/aggregators.py
     python benchmarks/aggregators.py --clients 10 --parameters 1200000 --only median --repeats 9
 
 Columns:
 
-- "rule" is our `combine` on a (clients x parameters) float32 matrix, beside byzfl on the same matrix (with NumPy or
+- "rule" is our `combine` on a (clients x parameters) float32 matrix, next to byzfl on the same matrix (with NumPy or
   torch, whichever is faster).
 - "whole" is our `aggregate` from one mapping of NumPy arrays for each client to a new mapping, with checks, differences
   and verdicts. "Flower" is its `aggregate_train` from messages with the same NumPy arrays to a new record, without the
@@ -74,7 +74,7 @@ FLOWER: dict[str, tuple[Callable[[Any, int, int], Any], float]] = {
 
 
 MAX_REPETITIONS, MAX_SECONDS = 40, 8.0
-"""Short calls vary much: they are repeated so often, or until all repetitions have taken so long."""
+"""Short calls vary much: they are repeated this often, or until all repetitions have taken this many seconds."""
 
 
 @dataclass
@@ -102,7 +102,7 @@ class Contestant:
             began = clock()
             call()
         except RuntimeError:
-            self.missing = "refused"
+            self.missing = "rejected"
             return
         self.best = min(self.best, clock() - began)
 
@@ -227,7 +227,7 @@ def compare(address: str, matrix: np.ndarray, peers: Peers, repeats: int, clock:
     for number in range(max(repeats, MAX_REPETITIONS)):
         if number >= repeats and time.perf_counter() - began > MAX_SECONDS:
             break
-        # In a new order each time: a call after a large one finds cold caches.
+        # In a new order each time, because a call after a large one has cold caches.
         first = number % len(contestants)
         order = contestants[first:] + contestants[:first]
         for contestant in order if number % 2 else reversed(order):

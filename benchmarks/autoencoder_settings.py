@@ -3,10 +3,10 @@
     python benchmarks/make_records.py --attacks black_box --out records
     python benchmarks/autoencoder_settings.py records/*.npz
 
-A guard with each combination of settings decides the records. Printed are the mean adjusted Rand index of its clusters
-against the truth, over the rounds with at least two attackers and two honest clients, and the mean number of clusters,
-for each group of records. The first row is 2-means on the attributes. `--grid KEY=VALUE,VALUE...` replaces the values
-of a setting.
+A guard with each combination of settings decides the records. The table shows the mean adjusted Rand index of its
+clusters against the ground truth, over the rounds with at least two attackers and two honest clients, and the mean
+number of clusters, for each group of records. The first row is 2-means on the attributes. `--grid KEY=VALUE,VALUE...`
+replaces the values of a setting.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@
 
 Records come from `make_records.py` or from `g2uardfl run` and `sweep` with `--record`. Task, α and whether the model
 was poisoned are read from their notes, and attacks are pooled. The first table shows the mean adjusted Rand index of
-the clusters against the truth, over the rounds with at least two attackers and two honest clients. The second shows
-false positive rates (honest clients rejected) with the attackers removed from the record: a detector that always makes
-two clusters rejects the smaller one. The third shows recall and false positive rate by the number of attackers in a
-round.
+the clusters against the ground truth, over the rounds with at least two attackers and two honest clients. The second
+shows false positive rates (honest clients rejected) with the attackers removed from the record: a detector that always
+makes two clusters rejects the smaller one. The third shows recall and false positive rate by the number of attackers in
+a round.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ DETECTORS: dict[str, Callable[[], Decide]] = {
 
 
 def is_scored(truth: npt.NDArray[np.bool_]) -> bool:
-    """Whether a round has at least two attackers and two honest clients, so that the Rand index means something."""
+    """Whether a round has at least two attackers and two honest clients, so that the Rand index is meaningful."""
     return bool(2 <= truth.sum() <= len(truth) - 2)
 
 
@@ -217,7 +217,7 @@ class Tally:
     rejected: int = 0
     """Rejected submissions of honest clients when nobody attacks."""
     honest: int = 0
-    """All submissions of honest clients then."""
+    """All submissions of honest clients when nobody attacks."""
     by_attackers: dict[int, Detection] = field(default_factory=lambda: defaultdict(Detection))
     """Number of attackers -> the decisions in rounds with that many."""
     seconds: float = 0.0

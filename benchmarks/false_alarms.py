@@ -4,7 +4,7 @@
         --record --out runs/honest
     python benchmarks/false_alarms.py runs/honest
 
-Each record is decided again at several rates, with its attackers removed if it has any. A row shows the share of the
+Each record is replayed at several rates, with its attackers removed if it has any. A row shows the share of the
 rounds, in %, that have a flagged group or loner, by the number of clients in the window.
 """
 

@@ -1,9 +1,9 @@
-"""What one hostile reply costs the server: seconds and bytes of memory beyond those of a round without it.
+"""The cost of one hostile reply to the server: seconds and bytes of memory in addition to a round without it.
 
     python benchmarks/hostile_replies.py
 
 Ten honest clients reply with a model of 1.2 million parameters, and one hostile client with something else, to a server
-with FedAvg, so that the numbers are those of reading replies and not those of a defence. Each kind is read in a process
+with FedAvg, so the numbers are those of reading replies and not those of a defence. Each kind is read in a process
 of its own. "bytes" is the size of the reply, which Flower holds before the strategy sees it; "peak" and "seconds" are
 memory and time beyond those of the round without it. The command fails if the round is lost, or if the peak is above
 the stated bound: the reply's own bytes, one model, and 8 MB for what Python itself allocates.
@@ -128,7 +128,7 @@ def round_of(kind: str | None, replies: list[Message]) -> tuple[float, float, in
         own = sum(size(one.content) for one in hostile_reply)
         strategy = AggregatorStrategy("fedavg", min_replies=_CLIENTS, identity=identity)
         strategy.current_arrays = record(_GLOBAL)
-        # What was needed to make the replies is given back, so that it does not hide what is needed to read them.
+        # Memory that was needed to create the replies is freed, so that it does not hide that needed to read them.
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5")

@@ -1,4 +1,4 @@
-"""How long each task's data takes to load: the first time, and again from the cache of prepared data.
+"""The loading time of each task's data: the first time, and again from the cache of prepared data.
 
 G2UARDFL_DATA=FOLDER python benchmarks/loading.py
 """

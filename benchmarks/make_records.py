@@ -39,7 +39,7 @@ class Oracle(Aggregator):
     simulation: Simulation
 
     def combine(self, round_: Round) -> Outcome:
-        """Average the honest updates; the model is kept where there are none."""
+        """Average the honest updates; the model is kept if there are none."""
         honest = np.array([client not in self.simulation.attacking for client in round_.clients])
         shares = honest / max(1, honest.sum())
         verdicts = {

@@ -1,11 +1,10 @@
-"""How much memory a run takes on the CPU: its peak, where it lies, and whether it stays flat over the rounds (Linux).
+"""The memory of a run on the CPU: its peak, its parts, and whether it stays constant over the rounds (Linux).
 
     G2UARDFL_DATA=FOLDER python benchmarks/memory.py --task cifar10 --model vgg9 --engine workers --rounds 3
 
 A thread reads `smaps_rollup` of this process and of all below it, twenty times a second. PSS counts a page that several
-processes share in equal parts to each, so that the sum is what the run really takes; of the files (program code) that
-processes outside the run use too, it counts only the run's part. The run writes a run directory and checkpoints as any
-other does.
+processes share in equal parts to each, so the sum is the memory of the run; of the files (program code) that other
+processes use, too, it counts only the run's part. The run writes a run directory and checkpoints like any other.
 """
 
 from __future__ import annotations
@@ -132,7 +131,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--evaluate-every", type=int, default=1)
     parser.add_argument("--at", type=int, nargs="+", help="rounds after which to print the size; a few if not given")
-    parser.add_argument("--interval", type=float, default=0.05, help="seconds between two looks")
+    parser.add_argument("--interval", type=float, default=0.05, help="seconds between two measurements")
     options = parser.parse_args()
     config = RunConfig(
         task=options.task,

@@ -1,10 +1,10 @@
-"""References of what every rule decides: written before a refactoring, compared after it.
+"""Reference decisions of every rule: written before a refactoring, compared after it.
 
     python benchmarks/references.py write before.json     # at the old commit
     python benchmarks/references.py compare before.json   # at the new one
 
 A reference holds, for every round of a set of short runs, a hash of the model and every verdict. `compare` runs the
-same set again and prints the first difference of each run; reasons are free to be reworded and are not compared.
+same set again and prints the first difference of each run; reasons are not compared, because they may be reworded.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def play(config: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def first_difference(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> str:
-    """Where two references of one run part, in words; empty where they are equal."""
+    """The first difference of two references of one run, in words; empty if they are equal."""
     if len(before) != len(after):
         return f"{len(before)} rounds before, {len(after)} after"
     for number, (old, new) in enumerate(zip(before, after, strict=True), start=1):

@@ -1,4 +1,4 @@
-"""The cost of a round on the server: the guard beside FedAvg, a plain mean and one read of the same bytes.
+"""The cost of a round on the server: the guard compared with FedAvg, a plain mean and one read of the same bytes.
 
     python benchmarks/server_step.py --out docs/results
     python benchmarks/server_step.py --device cuda --out docs/results
@@ -98,7 +98,7 @@ def plain_mean(sent: Mapping[int, Model]) -> Model:
 
 
 def renew(weights: Model, sent: Mapping[int, Model], shift: int) -> None:
-    """The next round's updates, in place: those of the round before with their entries in other places."""
+    """The next round's updates, in place: those of the round before with permuted entries."""
     for client, arrays in sent.items():
         for name, array in arrays.items():
             update = (array - weights[name]).reshape(-1)
@@ -213,7 +213,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="folder for the data, the plot and the table (default: only print)")
     arguments = parser.parse_args()
     for cell in arguments.cells or (GROWTH if arguments.growth else CELLS[arguments.device]):
-        # Each in a process of its own, so that memory is that of the cell.
+        # Each in its own process, so that memory is that of the cell.
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
             row = pool.submit(measure, cell, arguments.device, arguments.profiles, arguments.repetitions).result()
         print(f"\n{cell}", *(f"  {name:24}{value}" for name, value in row.items()), sep="\n", flush=True)
@@ -222,7 +222,7 @@ def main() -> None:
 
 
 def write(folder: Path, device: str, row: dict[str, Any]) -> None:
-    """Add a row to the data, and make the table and the plot anew."""
+    """Add a row to the data, and create the table and the plot again."""
     path = folder / "data" / f"server-step-{device}.csv"
     path.parent.mkdir(parents=True, exist_ok=True)
     rows: dict[str, dict[str, Any]] = {}

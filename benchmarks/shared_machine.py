@@ -1,4 +1,4 @@
-"""What a busy machine costs: the time of a command beside a process that keeps one core busy, against without it.
+"""The cost of a busy machine: the time of a command with and without a process that keeps one core busy.
 
     python benchmarks/shared_machine.py --repeats 3
     python benchmarks/shared_machine.py -- python -m pytest -q tests/core
@@ -56,7 +56,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--cores", type=int, default=2, help="how many cores both share (default: 2)")
-    parser.add_argument("--busy", type=int, default=1, help="how many processes are busy beside (default: 1)")
+    parser.add_argument("--busy", type=int, default=1, help="how many other processes are busy (default: 1)")
     parser.add_argument("--rounds", type=int, default=40, help="of the default command (default: 40)")
     parser.add_argument("--limit", type=float, default=300, help="seconds after which a run ends (default: 300)")
     parser.add_argument("command", nargs="*", help="default: a run of task digits with the guard")

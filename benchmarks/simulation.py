@@ -1,4 +1,4 @@
-"""Rounds per second: this project's engines, a careful plain PyTorch loop, and Flower's simulation, side by side.
+"""Rounds per second: this project's engines, a straightforward PyTorch loop, and Flower's simulation, side by side.
 
     python benchmarks/simulation.py --task mnist --model lenet --clients 10 --samples 300 --rounds 5
 
@@ -70,7 +70,7 @@ class Workload:
         self.start = {name: value.to(options.device) for name, value in fresh_weights(self.task, 0).items()}
 
     def jobs(self, round_number: int) -> list[Job]:
-        """What the clients of a round are to do."""
+        """The training jobs of the clients of a round."""
         return [
             Job(client, samples, self.recipe, round_number * 1000 + client)
             for client, samples in enumerate(self.clients)
@@ -115,7 +115,7 @@ class Ours:
 
 
 class PlainLoop:
-    """What a careful person writes: a module, torch's SGD and dropout, tensors on the device, batches by index."""
+    """A straightforward loop: a module, torch's SGD and dropout, tensors on the device, batches by index."""
 
     def __init__(self, workload: Workload, threads: int) -> None:
         self.name = f"plain PyTorch loop, {threads} thread{'s' if threads > 1 else ''}"
@@ -154,7 +154,7 @@ def train_plainly(task: Task, model: nn.Module, weights: State, samples: Samples
 
 
 def now(model: nn.Module) -> float:
-    """The time when all that was asked of the model's device is done."""
+    """The time when the model's device has finished all its work."""
     if next(model.parameters()).is_cuda:
         torch.cuda.synchronize()
     return time.perf_counter()

@@ -1,11 +1,11 @@
-"""A long life of a Flower server: churn, hostile replies, kills at random moments and a full disk.
+"""A long run of a Flower server: churn, hostile replies, kills at random moments and a full disk.
 
     python benchmarks/soak.py --rounds 2000 --kills 100
 
-Three servers run the same federation. The first sees honest clients and attackers only; the second sees hostile
-replies in every round as well; the third sees the same replies, is killed with SIGKILL at random moments and finds its
-disk full for some rounds; it has processes of its own. Model and memory must be equal in all three at the end, and the
-audits of the last two as well.
+Three servers run the same federation. The first sees honest clients and attackers only; the second sees hostile replies
+in every round as well; the third sees the same replies, is killed with SIGKILL at random moments and has a full disk
+for some rounds; it has processes of its own. Model and memory must be equal in all three at the end, and the audits of
+the last two as well.
 """
 
 from __future__ import annotations
@@ -84,9 +84,10 @@ def hostile_replies(weights: dict[str, np.ndarray], number: int) -> Iterator[Any
 
 
 def serve(folder: Path, rounds: int, hostile: bool, disk_full_every: int = 0, progress: bool = False) -> None:
-    """Run the remaining ones of `rounds` in this process; the disk is full at the end of every so many (0: never).
+    """Run the remaining ones of `rounds` in this process.
 
-    With `progress`, print a line before the first round and one after each.
+    The disk is full in the last rounds of every `disk_full_every` (0: never). With `progress`, print a line before the
+    first round and one after each.
     """
     from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
     from flwr.supercore.task_identity import TaskIdentity
@@ -145,7 +146,7 @@ def run(folder: Path, rounds: int, *, kills: int, disk_full_every: int, seed: in
             assert process.stdout is not None
             process.stdout.readline()
             if killed < kills:
-                # Counted in rounds and not in seconds, so that a slow machine gets ahead and a fast one is killed too.
+                # Counted in rounds and not in seconds, so that a slow machine progresses and a fast one is killed, too.
                 for _ in range(rng.randrange(rounds // (kills + 1))):
                     process.stdout.readline()
                 try:

@@ -79,7 +79,7 @@ def test_with_a_run_directory_the_run_can_be_loaded_again(tmp_path):
     assert list(tables.verdicts.reason) == list(run.verdicts.reason)
 
 
-def test_a_setting_that_is_not_allowed_is_one_error():
+def test_a_setting_that_is_not_allowed_is_a_clear_error():
     with pytest.raises(ConfigError, match="lr=0"):
         g2uardfl.simulate(lr=0)
     with pytest.raises(ConfigError, match="did you mean profile"):

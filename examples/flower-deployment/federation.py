@@ -107,7 +107,7 @@ class Federation:
     def revive_supernode(self, number: int) -> None:
         """Start a SuperNode again if it has exited, as a service manager would.
 
-        The SuperLink considers a killed node alive until it has missed two heartbeats (a minute), and refuses its
+        The SuperLink considers a killed node alive until it has missed two heartbeats (a minute), and rejects its
         successor until then.
         """
         name = f"supernode-{number}"

@@ -66,7 +66,7 @@ def test_with_too_few_updates_the_model_is_kept_bit_for_bit_and_the_rule_is_not_
     assert not rule.rounds
     assert decisions(result) == "hhh"
     (event,) = result.report.events
-    assert event == model_kept("3 of at least 4 usable updates arrived")
+    assert event == model_kept("3 of 4 required usable updates arrived")
     assert result.note == event.message
     assert all(event.message in verdict.reason for verdict in result.verdicts.values())
 
@@ -226,7 +226,7 @@ def test_rollbacks_and_kept_models_are_logged_as_warnings_and_other_events_as_in
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
         ("WARNING", "averaging: Rolled back."),
         ("INFO", "averaging: Removed."),
-        ("WARNING", "averaging: 2 of at least 3 usable updates arrived: the global model was kept."),
+        ("WARNING", "averaging: 2 of 3 required usable updates arrived: the global model was kept."),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Statistics, counters and integer arrays: liars are flagged and excluded, and what they can change is bounded."""
+"""Statistics, counters and integer arrays: attackers are flagged and excluded, and their influence is bounded."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ LIES = {
     ("rule", "lie"),
     [*((rule, "a huge mean") for rule in RULES), *(("fedavg", lie) for lie in LIES if lie != "a huge mean")],
 )
-def test_a_client_that_lies_is_malicious_and_changes_nothing(rule, lie):
+def test_a_client_with_false_statistics_is_flagged_and_changes_nothing(rule, lie):
     model, (name, change) = batch_norm_model(), LIES[lie]
     clients = federation(model, 9, 0)
     expected = make(rule, model).aggregate(model, clients)
@@ -62,20 +62,20 @@ def test_a_client_that_lies_is_malicious_and_changes_nothing(rule, lie):
 
 @pytest.mark.parametrize("factor", [lambda client: 1.0, lambda client: client - 1.5, lambda client: 2.0**client])
 @pytest.mark.parametrize("lie", LIES)
-def test_four_liars_of_ten_are_all_flagged_and_nobody_else(lie, factor):
-    """They tell the same lie, lies in both directions, or lies of different size."""
+def test_four_attackers_of_ten_are_all_flagged_and_nobody_else(lie, factor):
+    """They send the same false value, false values in both directions, or of different size."""
     model, (name, change) = batch_norm_model(), LIES[lie]
     clients = federation(model, 10, 0)
     for client in range(4):
-        liar = lying(clients[client], name, change)
+        attacker = lying(clients[client], name, change)
         if name == MEAN:
-            liar[name] = clients[client][name] + factor(client) * (liar[name] - clients[client][name])
-        clients[client] = liar
+            attacker[name] = clients[client][name] + factor(client) * (attacker[name] - clients[client][name])
+        clients[client] = attacker
     result = create("fedavg").aggregate(model, clients)
     assert [client for client, one in result.verdicts.items() if one.decision == "malicious"] == [0, 1, 2, 3]
 
 
-def test_if_half_of_the_clients_lie_nobody_is_flagged():
+def test_if_half_of_the_clients_are_attackers_nobody_is_flagged():
     model = batch_norm_model()
     for sign in (1, -1):
         clients = federation(model, 10, 0)
@@ -94,7 +94,7 @@ def test_the_note_names_three_suspicious_clients_and_counts_the_others():
     assert {verdict.decision for verdict in result.verdicts.values()} == {"accepted"}
     named = [client for client in clients if f"Client {client}: running_mean of '1' is far outside" in result.note]
     assert named == [6, 7, 8]
-    assert result.note.endswith("it counts only up to a limit. The same holds for 2 more.")
+    assert result.note.endswith("its values are clipped. The same holds for 2 more.")
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -142,12 +142,12 @@ def test_clients_that_train_statistics_which_the_majority_leaves_alone_are_not_f
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_a_liar_just_below_the_threshold_moves_each_statistic_by_less_than_the_honest_spread(sign):
+def test_an_attacker_just_below_the_threshold_moves_each_statistic_by_less_than_the_honest_spread(sign):
     model = batch_norm_model()
     honest = federation(model, 9, 0)
     sent = torch.stack([client[MEAN] for client in honest.values()])
-    liar = lying(perturbed(model, 99), MEAN, lambda array: array + sign * 19.0)
-    result = create("fedavg").aggregate(model, {**honest, 99: liar})
+    attacker = lying(perturbed(model, 99), MEAN, lambda array: array + sign * 19.0)
+    result = create("fedavg").aggregate(model, {**honest, 99: attacker})
     assert result.verdicts[99].decision == "accepted"
     assert result.note.startswith("Client 99: running_mean of '1' is far outside what the other clients send (")
     without = create("fedavg").aggregate(model, honest)
@@ -156,7 +156,7 @@ def test_a_liar_just_below_the_threshold_moves_each_statistic_by_less_than_the_h
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_four_liars_below_the_threshold_cannot_leave_the_neighbourhood_of_the_honest_clients(rule):
+def test_four_attackers_below_the_threshold_keep_the_mean_near_the_honest_clients(rule):
     model = batch_norm_model()
     clients = federation(model, 10, 0)
     honest = torch.stack([clients[client][MEAN] for client in range(6)])
@@ -169,7 +169,7 @@ def test_four_liars_below_the_threshold_cannot_leave_the_neighbourhood_of_the_ho
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_variances_stay_positive_whoever_is_accepted(rule):
+def test_variances_stay_positive_for_any_accepted_client(rule):
     model = batch_norm_model()
     clients = {
         client: lying(weights, VARIANCE, lambda array, c=client: array * (c >= 4))
@@ -182,7 +182,7 @@ def test_variances_stay_positive_whoever_is_accepted(rule):
     ("norm.running_var", ()), ("norm/moving_variance", ()), ("moving_var", ()), ("norm.global_moving_var", ["*_var"])
 ])  # fmt: skip
 def test_variances_of_other_frameworks_stay_positive_and_negative_ones_are_invalid(name, declared):
-    """Krum selects client 4, whose variances are 0: they are moved to m² / (m + 2 r), where m and r are 1."""
+    """Krum selects client 4, whose variances are 0: they are clipped to m² / (m + 2 r), where m and r are 1."""
     model = {"w": torch.zeros(1), name: torch.ones(1)}
     weights, variances = (5.0, -4.0, 0.2, -0.2, 0.0, 0.05, 0.0), (2.0, 2.0, 1.0, 1.0, 0.0, 0.0, -0.5)
     sent = {
@@ -197,7 +197,7 @@ def test_variances_of_other_frameworks_stay_positive_and_negative_ones_are_inval
 
 
 @pytest.mark.parametrize("name", ["norm.moving_mean", "net/norm/moving_variance", "moving_var"])
-def test_statistics_of_other_frameworks_are_no_part_of_the_updates(name):
+def test_statistics_of_other_frameworks_are_not_part_of_the_updates(name):
     layout = ModelLayout.of({"net.weight": np.ones((2, 2)), name: np.ones(2)})
     assert [entry.name for entry in layout.buffers] == [name]
     assert layout.num_parameters == 4
@@ -242,7 +242,7 @@ def test_the_mean_of_a_counter_is_rounded_and_never_below_the_global_model(drawn
     assert found.item() == pytest.approx(max(slow_mean(values, shares, model), model), abs=0.5 + 1e-6)
 
 
-def test_without_liars_the_result_is_close_to_the_weighted_mean():
+def test_without_attackers_the_result_is_close_to_the_weighted_mean():
     rng = np.random.default_rng(0)
     sent, shares = rng.normal(size=(10, 10_000)), rng.random(10)
     shares /= shares.sum()
@@ -274,7 +274,7 @@ def test_integers_of_any_size_stay_between_those_of_the_clients(values, shares):
 
 @given(st.integers(0, 9), st.data())
 def test_clients_that_do_not_vote_have_no_influence_on_the_bounds(silent, data):
-    """Their values are drawn anew; they have no share."""
+    """Their values are drawn again; they have no share."""
     layout, weights = layout_of("running_mean", np.zeros(1))
     values = np.random.default_rng(0).normal(size=10)
     voting = np.arange(10) >= silent
@@ -326,8 +326,8 @@ def test_fewer_than_three_clients_move_buffers_by_no_more_than_their_own_scale(r
 def test_nobody_is_flagged_among_fewer_than_three_clients():
     model = batch_norm_model()
     layout = ModelLayout.of(model)
-    liar = lying(perturbed(model, 1), MEAN, lambda array: array + 1e9)
-    sent = [layout.buffer_values(weights) for weights in (perturbed(model, 0), liar, perturbed(model, 2))]
+    attacker = lying(perturbed(model, 1), MEAN, lambda array: array + 1e9)
+    sent = [layout.buffer_values(weights) for weights in (perturbed(model, 0), attacker, perturbed(model, 2))]
     assert screen(layout, sent[:2]) == [None, None]
     assert [found and found.name for found in screen(layout, sent)] == [None, MEAN, None]
 
@@ -352,7 +352,7 @@ def with_codebook(weights: dict[str, Any], value: float) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_lie_in_a_declared_buffer_is_flagged(rule):
+def test_a_false_value_in_a_declared_buffer_is_flagged(rule):
     model = with_codebook(batch_norm_model(), 0.0)
     clients = {i: with_codebook(one, i / 10) for i, one in federation(batch_norm_model(), 9, 0).items()}
     expected = make(rule, model).aggregate(model, clients, buffers=("codebook.*",))
@@ -377,7 +377,7 @@ def test_a_pattern_without_a_match_is_the_callers_error(patterns):
         create("fedavg").aggregate(model, federation(model), buffers=patterns)
 
 
-def test_a_guard_refuses_another_declaration_of_buffers_than_before():
+def test_a_guard_rejects_a_change_of_the_declared_buffers():
     model = with_codebook(batch_norm_model(), 0.0)
     clients = {i: with_codebook(one, i / 10) for i, one in federation(batch_norm_model(), 9, 0).items()}
     guard = create("g2uardfl")

@@ -1,4 +1,4 @@
-"""BatchNorm federations on the digits: honest clients are never flagged, and liars do not lower the accuracy."""
+"""BatchNorm federations on the digits: honest clients are never flagged, and attackers do not lower the accuracy."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ def after_15_rounds(rule: str, seed: int) -> tuple[DigitsFederation, dict]:
     return federation, deepcopy(federation).train()
 
 
-def three_more_rounds(rule: str, seed: int, liars: dict[int, Lie]) -> tuple[DigitsFederation, list]:
-    """The federation after 18 rounds, and the results of the last three, in which some clients lie."""
+def three_more_rounds(rule: str, seed: int, attackers: dict[int, Lie]) -> tuple[DigitsFederation, list]:
+    """The federation after 18 rounds, and the results of the last three, in which some clients attack."""
     trained, sent = after_15_rounds(rule, seed)
     federation = deepcopy(trained)
-    return federation, [federation.finish_round(sent, liars), *federation.run(2, liars)]
+    return federation, [federation.finish_round(sent, attackers), *federation.run(2, attackers)]
 
 
 @cache
-def accuracy_without_liars(rule: str) -> float:
+def accuracy_without_attackers(rule: str) -> float:
     return np.mean([three_more_rounds(rule, seed, {})[0].accuracy() for seed in range(SEEDS)])
 
 
@@ -72,19 +72,19 @@ def test_honest_clients_are_never_flagged_and_no_round_mentions_them(alpha, seed
 
 @pytest.mark.parametrize("lie", ["a mean of 100 more", *HIDDEN_LIES])
 @pytest.mark.parametrize("rule", RULES)
-def test_one_liar_of_ten_moves_the_accuracy_by_less_than_a_point(rule, lie):
+def test_one_attacker_of_ten_moves_the_accuracy_by_less_than_a_point(rule, lie):
     accuracies = []
     for seed in range(SEEDS):
         federation, results = three_more_rounds(rule, seed, {CLIENTS - 1: (LIES | HIDDEN_LIES)[lie]})
         assert [flagged(result) for result in results] == [[CLIENTS - 1] if lie in LIES else []] * 3
         accuracies.append(federation.accuracy())
-    assert abs(accuracy_without_liars(rule) - np.mean(accuracies)) < 1
+    assert abs(accuracy_without_attackers(rule) - np.mean(accuracies)) < 1
 
 
 @pytest.mark.parametrize(
     ("rule", "lie"), [("fedavg", "a mean of 100 more"), *(("g2uardfl", lie) for lie in list(LIES)[1:])]
 )
-def test_four_liars_of_ten_are_flagged_in_every_round(rule, lie):
+def test_four_attackers_of_ten_are_flagged_in_every_round(rule, lie):
     federation, results = three_more_rounds(rule, 0, dict.fromkeys(range(6, 10), LIES[lie]))
     assert [flagged(result) for result in results] == [[6, 7, 8, 9]] * 3
-    assert federation.accuracy() > accuracy_without_liars(rule) - 2
+    assert federation.accuracy() > accuracy_without_attackers(rule) - 2

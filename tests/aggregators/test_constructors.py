@@ -43,7 +43,7 @@ def test_every_argument_reaches_the_settings(rule):
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_value_outside_its_range_is_refused_by_name(rule):
+def test_a_value_outside_its_range_is_rejected_by_name(rule):
     for name, value in impossible_values(rule).items():
         with pytest.raises(ConfigError, match=f"{name}={value!r}"):
             rule(**{name: value})
@@ -58,7 +58,7 @@ def test_a_value_outside_its_range_is_refused_by_name(rule):
         ("flame", {"seed": 1, "noise_facto": 0.1}, "did you mean noise_factor?"),
     ],
 )
-def test_an_unknown_argument_is_refused_with_the_nearest_names(name, given, hint):
+def test_an_unknown_argument_is_rejected_with_the_nearest_names(name, given, hint):
     with pytest.raises(ConfigError) as caught:
         aggregators.create(name, **given)
     assert hint in str(caught.value)

@@ -1,4 +1,4 @@
-"""What every aggregation rule guarantees, whatever clients send."""
+"""What every aggregation rule guarantees for any input of clients."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_global_model_without_valid_parameters_is_the_callers_error(model):
         make("fedavg").aggregate(model, {0: {}})
 
 
-def test_a_client_id_that_is_no_int_or_str_is_the_callers_error():
+def test_a_client_id_that_is_not_an_int_or_a_str_is_the_callers_error():
     with pytest.raises(ValueError, match="int or a str"):
         make("fedavg").aggregate(odd_mlp(), {(1, 2): odd_mlp(1)})
 

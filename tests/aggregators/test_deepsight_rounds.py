@@ -27,7 +27,7 @@ def test_an_output_layer_without_bias_is_compared_by_its_weight():
     assert decisions(result) == "a" * 10 + "h" * 6
 
 
-def test_models_are_run_whole_with_their_running_statistics():
+def test_whole_models_are_run_with_their_running_statistics():
     model = {**head_model(), "norm.running_mean": torch.zeros(2)}
     clients = head_clients(head_model(), 4, 0)
     clients = {i: {**weights, "norm.running_mean": torch.full((2,), float(i))} for i, weights in clients.items()}
@@ -42,7 +42,7 @@ def test_models_are_run_whole_with_their_running_statistics():
     assert seen == [0, 0, 1, 2, 3]
 
 
-def test_without_a_server_it_is_one_clear_error():
+def test_without_a_server_it_is_a_clear_error():
     with pytest.raises(ConfigError, match=r"deepsight needs .* attach\(\)") as caught:
         DeepSight().aggregate(head_model(), head_clients(head_model(), 3, 0))
     assert "\n" not in str(caught.value)
@@ -120,7 +120,7 @@ def test_a_model_with_nan_outputs_does_not_affect_the_other_clients():
     assert (flat(result.weights) - flat(model)).abs().max() < 1
 
 
-def test_a_class_of_probability_0_in_the_global_model_is_no_division_by_zero():
+def test_a_class_of_probability_0_in_the_global_model_causes_no_division_by_zero():
     class Certain(LinearServer):
         def probabilities(self, weights, inputs):
             found = torch.zeros(len(inputs), CLASSES)

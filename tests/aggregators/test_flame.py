@@ -185,7 +185,7 @@ def test_the_clipping_bound_is_the_median_over_all_clients_not_over_the_accepted
 
 def test_running_statistics_are_not_compared_and_receive_no_noise():
     model = batch_norm_model()
-    # Differences that are huge beside those of the parameters, but not beyond the limits of statistics.
+    # Differences that are huge compared with those of the parameters, but not beyond the limits of statistics.
     clients = {i: perturbed(model, 5, size=0.01) | {"1.running_mean": torch.full((4,), float(i))} for i in range(5)}
     result = FLAME(noise_factor=1.0, seed=0).aggregate(model, clients)
     assert accepted(result) == [0, 1, 2, 3, 4]
@@ -259,7 +259,7 @@ def test_the_same_seed_gives_the_same_noise_and_each_round_and_seed_its_own():
     assert not same(rule.aggregate(model, clients).weights, rule.aggregate(model, clients).weights)
 
 
-def test_a_state_without_its_round_is_one_clear_error():
+def test_a_state_without_its_round_is_a_clear_error():
     with pytest.raises(StateError, match="flame"):
         FLAME().restore(SavedState())
 

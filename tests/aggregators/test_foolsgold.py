@@ -202,13 +202,13 @@ def test_the_compared_layer_is_the_last_matrix_in_the_order_of_the_model_not_of_
     assert weights_of(other) == pytest.approx([alpha / 4 for alpha in alphas])
 
 
-def test_a_model_without_a_matrix_is_compared_whole():
+def test_of_a_model_without_a_matrix_all_parameters_are_compared():
     model = {"a": np.zeros(2), "b": np.zeros(1)}
     clients = {0: {"a": np.array([1.0, 0]), "b": np.zeros(1)}, 1: {"a": np.zeros(2), "b": np.ones(1)}}
     assert weights_of(FoolsGold().aggregate(model, clients)) == [0.5, 0.5]
 
 
-def test_an_unknown_layer_is_refused_with_the_known_ones():
+def test_an_unknown_layer_is_rejected_with_the_known_ones():
     with pytest.raises(ConfigError, match=r"'fc'.*0.weight, 0.bias, 2.weight, 2.bias"):
         FoolsGold(layer="fc").aggregate(odd_mlp(), federation(odd_mlp()))
 
@@ -252,7 +252,7 @@ def test_without_history_nothing_is_remembered():
     assert rule.state() == SavedState({"clients": []})
 
 
-def test_remembered_updates_of_another_model_are_refused():
+def test_remembered_updates_of_another_model_are_rejected():
     rule = FoolsGold(history=True)
     rule.aggregate(odd_mlp(), federation(odd_mlp()))
     with pytest.raises(ValueError, match="another model"):
@@ -260,7 +260,7 @@ def test_remembered_updates_of_another_model_are_refused():
 
 
 @pytest.mark.parametrize("values", [{}, {"clients": [1, 2]}, {"clients": 5}])
-def test_an_incomplete_state_is_one_clear_error(values):
+def test_an_incomplete_state_is_a_clear_error(values):
     with pytest.raises(StateError, match="foolsgold"):
         FoolsGold(history=True).restore(SavedState(values))
 

@@ -128,7 +128,7 @@ def test_multi_krum_holds_out_f_clients_whatever_the_true_number_of_attackers(at
     assert decisions(send(MultiKrum(), updates)).count("h") == 2
 
 
-def test_multi_krum_computes_scores_once_not_anew_on_a_shrinking_set():
+def test_multi_krum_computes_scores_once_not_after_each_selection():
     """Three neighbours each; with new scores after each selection, 0 would be selected instead of 10."""
     points = np.array([[0.0], [5.0], [10.0], [15.0], [20.0], [21.0]])
     scores = krum_scores(squared_distances(points @ points.T), 1)

@@ -45,7 +45,7 @@ def test_ndc_worked_by_hand():
 
 
 def test_updates_are_clipped_not_weights():
-    """Compared with a model of norm 1000, updates of norm 1 are short."""
+    """Compared with a model of norm 1000, updates of norm 1 are small."""
     result = send(NDC(), [[1.0, 0.0], [0.0, 1.0]], start=[1000.0, 0.0])
     assert vector(result).tolist() == [1000.5, 0.5]
 

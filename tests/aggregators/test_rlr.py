@@ -66,7 +66,7 @@ def test_votes_are_signs_of_updates_not_of_weights():
     assert vector(result).tolist() == [10 - 0.25]
 
 
-def test_an_update_of_zero_is_no_vote():
+def test_a_zero_update_is_not_a_vote():
     """If 0 counted as a positive vote, three would agree."""
     assert vector(send(RLR(), [[1.0], [1.0], [0.0]])).tolist() == [pytest.approx(-2 / 3)]
     assert vector(send(RLR(), [[1.0], [1.0], [-0.0]])).tolist() == [pytest.approx(-2 / 3)]

@@ -52,7 +52,7 @@ def test_arrays_of_any_shape_and_dtype_are_stored_as_they_are(dtype):
 
 @pytest.mark.parametrize("model", [odd_mlp, numpy_model])
 @pytest.mark.parametrize("kind", UNUSABLE)
-def test_an_unusable_message_costs_its_sender_the_round_with_the_same_reason(kind, model):
+def test_an_unusable_message_is_invalid_with_the_same_reason(kind, model):
     weights = model()
     clients = {**federation(weights, 5, 0), "broken": UNUSABLE[kind](perturbed(weights, 99), weights)}
     found = streamed(make("fedavg"), weights, clients).finish()

@@ -89,6 +89,6 @@ def test_running_statistics_and_counters_receive_no_noise():
 
 
 @pytest.mark.parametrize("values", [{}, {"round": None}, {"round": "many"}])
-def test_a_state_without_rounds_is_one_clear_error(values):
+def test_a_state_without_rounds_is_a_clear_error(values):
     with pytest.raises(StateError, match="weak_dp"):
         WeakDP().restore(SavedState(values))

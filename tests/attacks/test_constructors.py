@@ -59,7 +59,7 @@ def test_every_argument_reaches_the_settings(kind):
 
 
 @pytest.mark.parametrize("kind", ATTACKS)
-def test_a_value_outside_its_range_is_refused_by_name(kind):
+def test_a_value_outside_its_range_is_rejected_by_name(kind):
     for name, value in impossible_values(kind).items():
         with pytest.raises(ConfigError, match=f"{name}={value!r}"):
             kind(**{name: value})
@@ -76,7 +76,7 @@ def test_a_value_outside_its_range_is_refused_by_name(kind):
         ("randomized", {"shar": "own"}, "did you mean share?"),
     ],
 )
-def test_an_unknown_argument_is_refused_with_the_nearest_names(name, given, hint):
+def test_an_unknown_argument_is_rejected_with_the_nearest_names(name, given, hint):
     with pytest.raises(ConfigError) as caught:
         attacks.create(name, **given)
     assert hint in str(caught.value)

@@ -105,6 +105,6 @@ def test_size_gap_and_shift_place_the_bars():
 
 
 @pytest.mark.parametrize("given", [{"size": 14, "gap": 1}, {"gap": 27}, {"shift": 19}])
-def test_bars_that_do_not_fit_are_refused(given):
+def test_bars_that_do_not_fit_are_rejected(given):
     with pytest.raises(ConfigError, match="do not fit 28x28"):
         enlisted("dba", with_pictures(Mnist(), 1, 28), **given)

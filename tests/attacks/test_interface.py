@@ -1,4 +1,4 @@
-"""The interface of attacks in a run: which methods are called when, with what, and what is refused."""
+"""The interface of attacks in a run: which methods are called when, with what, and what is rejected."""
 
 from __future__ import annotations
 
@@ -129,19 +129,19 @@ def test_another_seed_gives_another_run():
 
 
 @pytest.mark.parametrize("name", ["dba", "three_d_fed"])
-def test_a_target_that_is_no_label_is_refused(name):
+def test_a_target_that_is_not_a_label_is_rejected(name):
     with pytest.raises(ConfigError, match="target=10 is not a label of task digits"):
         enlisted(name, tasks.create("digits"), target=10)
 
 
 @pytest.mark.parametrize("task", ["sentiment140", "reddit"])
 @pytest.mark.parametrize("name", ["dba", "three_d_fed", "randomized(dba)"])
-def test_a_text_task_is_refused_before_any_data_is_read(name, task):
+def test_a_text_task_is_rejected_before_any_data_is_read(name, task):
     with pytest.raises(ConfigError, match=rf"draws on images, but task {task} has none: choose another"):
         Simulation(RunConfig(task=task, attack=name))
 
 
-def test_a_refused_attack_is_one_line_and_status_2_on_the_command_line(cli):
+def test_a_rejected_attack_is_one_line_and_status_2_on_the_command_line(cli):
     found = cli("run", "--task", "sentiment140", "--attack", "dba", "--defense", "fedavg")
     assert found.status == 2
     assert found.stderr.count("\n") == 1

@@ -294,13 +294,13 @@ def test_its_settings_are_checked_and_its_memory_survives_a_resume():
         ("their_package.counting:NotAnAttack", "must subclass g2uardfl.attacks.base.Attack"),
     ],
 )
-def test_a_wrong_address_is_one_clear_error(address, message):
+def test_a_wrong_address_is_a_clear_error(address, message):
     with pytest.raises(ConfigError, match=message):
         Simulation(RunConfig(**{**CONFIG, "attack": address}))
 
 
 @pytest.mark.parametrize("pattern", ["{}", "model_obfuscation({})"])
-def test_an_attack_that_sends_nothing_for_a_member_is_one_clear_error(pattern):
+def test_an_attack_that_sends_nothing_for_a_member_is_a_clear_error(pattern):
     attack = pattern.format("their_package.counting:Forgetful")
     simulation = Simulation(RunConfig(**{**CONFIG, "attack": attack, "start": "scratch", "engine": "loop"}))
     last = max(simulation.schedule.malicious.intersection(simulation.schedule.selected[0].tolist()))
@@ -310,7 +310,7 @@ def test_an_attack_that_sends_nothing_for_a_member_is_one_clear_error(pattern):
     assert "\n" not in str(caught.value)
 
 
-def test_an_attack_that_sends_a_model_for_another_client_is_one_clear_error():
+def test_an_attack_that_sends_a_model_for_another_client_is_a_clear_error():
     attack = "their_package.counting:Impostor"
     simulation = Simulation(RunConfig(**{**CONFIG, "attack": attack, "start": "scratch", "engine": "loop"}))
     with pytest.raises(G2uardFLError, match="client -1, which is not a member in round 1"):

@@ -64,7 +64,7 @@ TRIGGER_ON_DIGITS = [
 ]
 
 
-def test_a_share_of_the_own_pictures_has_the_trigger(digits):
+def test_a_share_of_the_clients_own_pictures_has_the_trigger(digits):
     attack = three_d_fed(digits)
     clean = digits.train.take(torch.arange(40))
     mixed = attack.training_data(0, clean, 0.25, torch.Generator().manual_seed(0))
@@ -83,7 +83,7 @@ def test_a_share_of_the_own_pictures_has_the_trigger(digits):
     assert set(kept) <= own
 
 
-def test_a_model_without_convolution_is_refused():
+def test_a_model_without_convolution_is_rejected():
     class Flat(Patches):
         def build_model(self):
             return nn.Sequential(nn.Flatten(), nn.Linear(36, 4))

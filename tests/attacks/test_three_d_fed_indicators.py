@@ -126,7 +126,7 @@ def test_a_clipped_group_does_not_count_as_accepted(digits, trained_digits):
     assert memory(attack)["alpha_range"] == [kept, pytest.approx(kept + 0.1)]
 
 
-def test_if_everything_is_rejected_alphas_are_drawn_anew_and_a_decoy_is_added(digits, trained_digits):
+def test_if_everything_is_rejected_new_alphas_are_drawn_and_a_decoy_is_added(digits, trained_digits):
     attack = three_d_fed(digits)
     round_ = play(attack, trained_digits, rejected=TEAM)
     observe(attack, round_.after, 2)

@@ -99,7 +99,7 @@ def test_settings_of_a_run_reach_the_inner_attack():
         ("randomized(shuffled)", {}, "unknown attack 'shuffled'"),
     ],
 )
-def test_impossible_names_and_settings_are_refused(name, given, message):
+def test_impossible_names_and_settings_are_rejected(name, given, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         attacks.create(name, **given)
 
@@ -115,14 +115,14 @@ def test_impossible_names_and_settings_are_refused(name, given, message):
         ("randomized(pgd)", {"attack": "dba"}, "randomized(pgd) names the inner attack: leave out the setting attack"),
     ],
 )
-def test_an_impossible_inner_attack_is_refused_in_one_line_with_advice(name, given, message):
+def test_an_impossible_inner_attack_is_rejected_in_one_line_with_advice(name, given, message):
     with pytest.raises(ConfigError) as caught:
         attacks.create(name, **given)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_settings_of_the_inner_attack_are_refused_beside_an_attack_object():
+def test_settings_of_the_inner_attack_are_rejected_with_an_attack_object():
     with pytest.raises(ConfigError, match="'probabilty': pass the inner attack's settings only together with its name"):
         Randomized(BlackBox(), probabilty=0.1)
 

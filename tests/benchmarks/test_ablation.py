@@ -43,11 +43,11 @@ def groups_of(row: str, record: Record) -> list[set[int]]:
 
 
 def test_the_first_row_is_the_default_profile(path, figures):
-    record, guard, refused = Record.load(path), G2uardFL(seed=0), []
+    record, guard, rejected = Record.load(path), G2uardFL(seed=0), []
     for observation, truth in zip(record.rounds, record.attacking, strict=True):
         verdicts = guard.judge(observation)
-        refused += [verdicts[observation.clients[row]].refused for row in np.flatnonzero(truth)]
-    assert figures["all"][RECALL] == pytest.approx(np.mean(refused))
+        rejected += [verdicts[observation.clients[row]].refused for row in np.flatnonzero(truth)]
+    assert figures["all"][RECALL] == pytest.approx(np.mean(rejected))
 
 
 def test_groups_are_found_by_default_and_with_spectral_clustering_but_not_without_them(path, figures):

@@ -13,7 +13,7 @@ from g2uardfl.core.errors import ConfigError
 from g2uardfl.defense.recording import Record
 
 
-def test_the_truth_itself_has_the_index_1_and_one_cluster_0(digits_record):
+def test_the_ground_truth_itself_has_the_index_1_and_one_cluster_0(digits_record):
     record = Record.load(digits_record)
     attacking = {observation.clients: truth for observation, truth in zip(record.rounds, record.attacking, strict=True)}
 
@@ -39,7 +39,7 @@ def test_the_command_prints_a_row_for_each_combination(digits_record, tmp_path, 
     assert {row.split(",")[0] for row in rows} == {"| hidden_dim 8", "| hidden_dim 16"}
 
 
-def test_an_unknown_setting_is_refused(digits_record, monkeypatch):
+def test_an_unknown_setting_is_rejected(digits_record, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["autoencoder_settings.py", str(digits_record), "--grid", "no_such_setting=1"])
     with pytest.raises(ConfigError, match="no_such_setting"):
         autoencoder_settings.main()

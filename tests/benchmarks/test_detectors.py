@@ -100,7 +100,7 @@ def test_tables_have_a_row_for_each_group_and_number_of_attackers_and_a_column_f
     assert lines[-1].startswith("| 5 or more")
 
 
-def test_a_record_without_the_truth_is_refused(record, tmp_path):
+def test_a_record_without_the_ground_truth_is_rejected(record, tmp_path):
     Record(record.rounds, record.numbers, notes={"task": "digits"}).save(tmp_path / "digits.npz")
     with pytest.raises(SystemExit, match="does not say who attacked"):
         detectors.compare([tmp_path / "digits.npz"], ["one propagation"])

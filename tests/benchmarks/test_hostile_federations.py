@@ -16,7 +16,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not Path("/proc").is_dir(), reason="memory is read from /proc")]
 
 
-def test_a_server_that_is_killed_and_whose_disk_is_full_ends_as_one_that_is_not(tmp_path):
+def test_a_server_that_is_killed_and_whose_disk_is_full_ends_like_an_undisturbed_one(tmp_path):
     result = soak.soak(tmp_path, rounds=24, kills=1, disk_full_every=10)
     assert (result["rounds"], result["audited_rounds"], result["killed"]) == (24, 24, 1)
     assert result["model_equal"]

@@ -26,7 +26,7 @@ def test_the_oracle_averages_the_clients_that_do_not_attack():
     assert decisions(result) == "amaam"
 
 
-def test_the_oracle_keeps_the_model_where_everybody_attacks():
+def test_the_oracle_keeps_the_model_if_everybody_attacks():
     start = np.arange(4.0)
     result = send(oracle_that_knows(0, 1), np.ones((2, 4)), start=start)
     np.testing.assert_array_equal(vector(result), start)

@@ -33,7 +33,7 @@ def test_the_next_rounds_updates_have_the_same_norms_and_other_directions():
         assert abs(before @ after) < 0.3 * (before @ before)
 
 
-def test_a_cell_that_is_measured_again_replaces_its_row_alone(tmp_path):
+def test_a_cell_that_is_measured_again_replaces_only_its_row(tmp_path):
     page = tmp_path / "server-step.md"
     page.write_text("before\n<!-- cpu -->\nold\n<!-- end of cpu -->\nafter\n<!-- cuda -->\n<!-- end of cuda -->\n")
     for measured in (row("100x0.1M"), row("10x0.1M"), row("10x0.1M", load=7.5)):

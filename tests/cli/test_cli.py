@@ -56,9 +56,9 @@ def test_a_run_writes_its_directory(finished_run):
 
 
 def test_a_run_is_overwritten_only_on_request(cli, finished_run):
-    refused = cli(*RUN)
-    assert refused.status == 2
-    assert "--overwrite" in refused.stderr
+    rejected = cli(*RUN)
+    assert rejected.status == 2
+    assert "--overwrite" in rejected.stderr
     assert cli(*RUN, "--overwrite").status == 0
 
 

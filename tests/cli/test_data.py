@@ -37,7 +37,7 @@ def test_verify_fails_for_a_missing_data_set_that_is_named_and_for_an_incomplete
 
 
 @pytest.mark.parametrize("argument", ["imagenet", "--no-such-option"])
-def test_an_unknown_data_set_or_option_is_one_line(cli, argument):
+def test_an_unknown_data_set_or_option_is_a_one_line_error(cli, argument):
     result = cli("data", "verify", argument)
     assert result.status == 2
     assert len(result.stderr.strip().splitlines()) == 1

@@ -74,7 +74,7 @@ def test_rounds_that_a_continued_run_has_finished_before_do_not_count_for_the_es
     assert "(about 50 s left)" in printed(console)[0]  # 9 rounds in 9 s, and 50 left
 
 
-def test_a_quiet_minute_is_ended_by_a_line(clock, console):
+def test_a_line_is_printed_after_a_quiet_minute(clock, console):
     jobs = jobs_of(100)
     with sweep_progress.SweepProgress(console, jobs) as show:
         for number in (1, 2, 3):

@@ -110,7 +110,7 @@ def test_a_missing_cell_is_named_and_the_command_fails(cli, tmp_path):
         (["pmr", "--results", "none.csv"], "cannot read none.csv"),
     ],
 )
-def test_wrong_arguments_are_one_clear_error(cli, arguments, words):
+def test_wrong_arguments_are_clear_errors(cli, arguments, words):
     done = cli("reproduce", *arguments)
     assert done.status == 2
     assert words in done.stderr

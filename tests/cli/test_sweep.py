@@ -61,7 +61,7 @@ def test_a_dry_run_lists_the_runs_and_writes_nothing(cli, tmp_path):
         (["--log", "nowhere"], "unknown tracker 'nowhere'"),
     ],
 )
-def test_wrong_arguments_are_one_line_before_anything_runs(cli, tmp_path, arguments, message):
+def test_wrong_arguments_are_one_line_errors_before_anything_runs(cli, tmp_path, arguments, message):
     result = cli("sweep", *arguments)
     assert result.status == 2
     assert len(result.stderr.strip().splitlines()) == 1

@@ -172,14 +172,14 @@ def require_one_line(result, message):
 
 
 @pytest.mark.parametrize("arguments", RUN)
-def test_a_wrong_argument_of_run_is_one_line(cli, folder, arguments):
+def test_a_wrong_argument_of_run_is_a_one_line_error(cli, folder, arguments):
     words = [word if word != "''" else "" for word in arguments.split()]
     quick = [one for one in ("--rounds=1", "--start=scratch") if one.split("=")[0] not in arguments]
     require_one_line(cli("run", *quick, *words), RUN[arguments])
 
 
 @pytest.mark.parametrize("arguments", COMMANDS)
-def test_a_wrong_argument_of_another_command_is_one_line(cli, folder, arguments):
+def test_a_wrong_argument_of_another_command_is_a_one_line_error(cli, folder, arguments):
     require_one_line(cli(*arguments.split()), COMMANDS[arguments])
 
 

@@ -24,7 +24,7 @@ def test_an_attack_keeps_the_contract(attack, check):
 
 
 class Short(BlackBox):
-    """Sends one array less."""
+    """Omits one array."""
 
     def submissions(self, turn, trained):
         return {m.client: dict(list(trained[m.client].items())[1:]) for m in turn.members}
@@ -50,7 +50,7 @@ class Growing(BlackBox):
 
 
 class Mislabelling(BlackBox):
-    """Has labels that are no class."""
+    """Has labels that are not classes."""
 
     def training_data(self, client, clean, pdr, generator):
         return Samples(clean.x, clean.y + 10)

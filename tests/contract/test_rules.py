@@ -24,7 +24,7 @@ def test_every_rule_keeps_the_contract(rule, title):
 
 
 class Forgetful(FedAvg):
-    """Has a verdict on the first client alone."""
+    """Has a verdict on the first client only."""
 
     def combine(self, round_):
         outcome = super().combine(round_)
@@ -60,7 +60,7 @@ class Remembering(FedAvg):
 
 
 class Unsaveable(FedAvg):
-    """Saves something that is no plain value."""
+    """Saves something that is not a plain value."""
 
     def state(self):
         return SavedState({"something": object()})

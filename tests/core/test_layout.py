@@ -116,7 +116,7 @@ def test_layers_cover_all_columns_without_gaps_or_overlaps():
     assert covered == list(range(layout.num_parameters))
 
 
-def test_integer_and_boolean_arrays_are_counters_whatever_their_name():
+def test_integer_and_boolean_arrays_of_any_name_are_counters():
     weights = {"a.weight": np.zeros(2, F32), "a.steps": np.array(3), "a.mask": np.array([True, False])}
     kinds = {entry.name: entry.kind for entry in ModelLayout.of(weights).entries}
     assert kinds == {"a.weight": "parameter", "a.steps": "counter", "a.mask": "counter"}

@@ -78,7 +78,7 @@ def test_a_class_is_found_by_the_path_of_its_file(tmp_path, monkeypatch):
         ("import nowhere", "here.py:Whole", "cannot import here.py (No module named 'nowhere')"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_one_error(text, name, message, tmp_path, monkeypatch):
+def test_a_file_that_cannot_be_used_is_a_clear_error(text, name, message, tmp_path, monkeypatch):
     write(tmp_path / "here.py", text)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError) as error:
@@ -87,14 +87,14 @@ def test_a_file_that_cannot_be_used_is_one_error(text, name, message, tmp_path, 
     assert message in str(error.value)
 
 
-def test_a_file_with_the_name_of_another_module_is_refused(tmp_path):
+def test_a_file_with_the_name_of_another_module_is_rejected(tmp_path):
     path = write(tmp_path / "decimal.py")
     with pytest.raises(ConfigError, match="another module is called decimal, too: rename"):
         INTEGERS.find(f"{path}:Whole")
 
 
 @pytest.mark.parametrize("missing", ["name", "summary"])
-def test_a_class_without_name_or_summary_is_refused(tmp_path, missing):
+def test_a_class_without_name_or_summary_is_rejected(tmp_path, missing):
     lines = [line for line in ('name = "mine"', 'summary = "does nothing"') if not line.startswith(missing)]
     text = "from g2uardfl.attacks.base import Attack\n\n\nclass Mine(Attack):\n    " + "".join(lines)
     with pytest.raises(ConfigError, match=f"Mine needs a class attribute `{missing}`"):

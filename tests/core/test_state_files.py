@@ -125,10 +125,10 @@ def test_a_state_file_can_be_read_with_numpy(tmp_path):
         assert archive["norms"].tolist() == [0.1, 2.0]
 
 
-def test_a_file_without_checksum_is_refused_with_what_to_do(tmp_path):
+def test_a_file_without_checksum_is_rejected_with_what_to_do(tmp_path):
     with (tmp_path / "state").open("wb") as file:
         np.savez(file, **STATE.arrays)
-    with pytest.raises(StateError, match=r"an earlier version.* restore it from a copy or start anew"):
+    with pytest.raises(StateError, match=r"an earlier version.* restore it from a copy or start over"):
         read_state(tmp_path / "state", "example")
 
 
@@ -186,7 +186,7 @@ def test_a_truncated_state_file_is_rejected(tmp_path, kept):
         read_state(path, "example")
 
 
-def test_objects_are_refused_before_they_are_pickled(tmp_path):
+def test_objects_are_rejected_before_they_are_pickled(tmp_path):
     with pytest.raises(StateError, match="cannot be saved"):
         write_state(tmp_path / "state", "example", SavedState({}, {"objects": np.array([{}], dtype=object)}))
 

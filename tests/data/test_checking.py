@@ -26,7 +26,7 @@ def test_the_catalogue_is_complete():
             assert all(len(bytes.fromhex(original.md5)) == 16 for original in stored.originals)
 
 
-def test_an_unknown_data_set_is_refused_with_the_known_ones():
+def test_an_unknown_data_set_is_rejected_with_the_known_ones():
     with pytest.raises(ConfigError, match="mnist, cifar10"):
         data.find("imagenet")
 

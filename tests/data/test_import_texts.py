@@ -71,7 +71,7 @@ def test_the_split_of_sentiment140_is_reproducible_and_the_same_from_a_zip_archi
 @pytest.mark.parametrize(
     "row", ['"2","1","date","q","user","text"', '"0","1","date","text"', '"4","1","d","q","u","same"']
 )
-def test_sentiment140_rows_of_another_format_are_refused(tmp_path, row):
+def test_sentiment140_rows_of_another_format_are_rejected(tmp_path, row):
     (tmp_path / "tweets.csv").write_text(f'"0","1","date","q","user","same"\n{row}\n')
     with pytest.raises(DataError, match=r"tweets\.csv"):
         data.import_dataset("sentiment140", [tmp_path / "tweets.csv"], tmp_path / "data")
@@ -127,7 +127,7 @@ def test_each_plain_text_file_of_reddit_is_a_thread(tmp_path):
         (b"\n\n", "no comments"),
     ],
 )
-def test_damaged_reddit_dumps_are_refused_and_nothing_is_stored(tmp_path, content, message):
+def test_damaged_reddit_dumps_are_rejected_and_nothing_is_stored(tmp_path, content, message):
     (tmp_path / "dump.jsonl").write_bytes(content)
     with pytest.raises(DataError, match=message):
         data.import_dataset("reddit", [tmp_path / "dump.jsonl"], tmp_path / "data")

@@ -39,7 +39,7 @@ def test_an_import_without_a_needed_file_names_it_and_stores_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("keep", [-30, 2, 10])
-def test_a_truncated_idx_file_is_refused_and_nothing_is_stored(tmp_path, keep):
+def test_a_truncated_idx_file_is_rejected_and_nothing_is_stored(tmp_path, keep):
     files = write_mnist(tmp_path / "in", packed=False)
     files[0].write_bytes(files[0].read_bytes()[:keep])
     with pytest.raises(DataError, match="train-images"):
@@ -47,7 +47,7 @@ def test_a_truncated_idx_file_is_refused_and_nothing_is_stored(tmp_path, keep):
     assert not (tmp_path / "data").exists()
 
 
-def test_a_truncated_gz_file_is_refused(tmp_path):
+def test_a_truncated_gz_file_is_rejected(tmp_path):
     files = write_mnist(tmp_path / "in")
     files[2].write_bytes(files[2].read_bytes()[:-100])
     with pytest.raises(DataError, match=r"t10k-images.*cannot be read"):
@@ -59,7 +59,7 @@ def test_a_file_that_does_not_exist_is_named(tmp_path):
         data.import_dataset("mnist", [tmp_path / "nowhere"], tmp_path)
 
 
-def test_different_numbers_of_images_and_labels_are_refused(tmp_path):
+def test_different_numbers_of_images_and_labels_are_rejected(tmp_path):
     files = write_mnist(tmp_path / "in", packed=False)
     files[1].write_bytes(idx(DIGIT_LABELS[:7]))
     with pytest.raises(DataError, match="8 images, 7 labels"):
@@ -74,7 +74,7 @@ def test_the_published_files_are_verified_by_their_md5(tmp_path):
 
 
 @pytest.mark.usefixtures("small_mnist_is_published")
-def test_an_altered_file_with_the_published_number_of_samples_is_refused(tmp_path):
+def test_an_altered_file_with_the_published_number_of_samples_is_rejected(tmp_path):
     files = write_mnist(tmp_path / "in", packed=False)
     content = bytearray(files[0].read_bytes())
     content[100] ^= 1
@@ -96,13 +96,13 @@ def test_a_failed_import_leaves_the_stored_files_unchanged(tmp_path):
     assert {name: (folder / name).read_bytes() for name in files_in(folder) if (folder / name).is_file()} == before
 
 
-def test_an_unsupported_archive_format_is_refused(tmp_path):
+def test_an_unsupported_archive_format_is_rejected(tmp_path):
     (tmp_path / "RC_2017-11.zst").write_bytes(b"(\xb5/\xfd")
     with pytest.raises(DataError, match="unpack it"):
         data.import_dataset("reddit", [tmp_path / "RC_2017-11.zst"], tmp_path / "data")
 
 
-def test_a_folder_that_cannot_be_written_is_one_error(tmp_path):
+def test_a_folder_that_cannot_be_written_is_a_clear_error(tmp_path):
     (tmp_path / "data").write_text("a file instead of a folder")
     with pytest.raises(DataError, match="cannot write to"):
         data.import_dataset("mnist", write_mnist(tmp_path / "in"), tmp_path / "data")

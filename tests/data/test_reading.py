@@ -1,4 +1,4 @@
-"""Stored arrays, tables and lines; missing, damaged and altered files are refused."""
+"""Stored arrays, tables and lines; missing, damaged and altered files are rejected."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def test_arrays_outside_the_catalogue_are_read_without_a_checksum(tmp_path):
     assert set(data.load_arrays("mine/own.npz", tmp_path, only=("y",))) == {"y"}
 
 
-def test_arrays_of_python_objects_are_refused(tmp_path):
+def test_arrays_of_python_objects_are_rejected(tmp_path):
     np.savez(tmp_path / "own.npz", x=np.array([{"a": 1}], dtype=object))
     with pytest.raises(DataError, match="damaged"):
         data.load_arrays("own.npz", tmp_path)
 
 
-def test_a_truncated_array_file_is_refused_with_the_command_that_repairs_it(tmp_path):
+def test_a_truncated_array_file_is_rejected_with_the_command_that_repairs_it(tmp_path):
     path = store(tmp_path, "mnist/mnist.npz", npz(tmp_path / "made.npz", x_train=np.zeros((50, 28, 28), np.uint8)))
     assert len(data.load_arrays("mnist/mnist.npz", tmp_path)["x_train"]) == 50
     size = path.stat().st_size
@@ -42,7 +42,7 @@ def test_a_truncated_array_file_is_refused_with_the_command_that_repairs_it(tmp_
     assert_one_line(error, "truncated", f"expected {size:,} bytes", "g2uardfl data fetch mnist")
 
 
-def test_a_truncated_array_file_outside_the_catalogue_is_refused(tmp_path):
+def test_a_truncated_array_file_outside_the_catalogue_is_rejected(tmp_path):
     content = npz(tmp_path / "own.npz", x=np.arange(1000))
     (tmp_path / "own.npz").write_bytes(content[: len(content) // 2])
     with pytest.raises(DataError) as error:
@@ -50,7 +50,7 @@ def test_a_truncated_array_file_outside_the_catalogue_is_refused(tmp_path):
     assert_one_line(error, "own.npz is damaged")
 
 
-def test_valid_arrays_that_are_not_the_published_ones_are_refused(tmp_path):
+def test_valid_arrays_that_are_not_the_published_ones_are_rejected(tmp_path):
     (tmp_path / "mnist").mkdir()
     empty = np.zeros((0,), np.uint8)
     npz(tmp_path / "mnist" / "mnist.npz", x_train=empty, y_train=empty, x_test=empty, y_test=empty)
@@ -59,7 +59,7 @@ def test_valid_arrays_that_are_not_the_published_ones_are_refused(tmp_path):
     assert_one_line(error, "altered", catalogue.MNIST.files[0].sha256)
 
 
-def test_a_changed_line_of_text_is_refused(tmp_path):
+def test_a_changed_line_of_text_is_rejected(tmp_path):
     path = store(tmp_path, "greek_director/train.txt", b"praise for lanthimos\n\n more praise \n")
     assert data.read_lines("greek_director/train.txt", tmp_path) == ["praise for lanthimos", "more praise"]
     path.write_text("praise for somebody\n")
@@ -75,7 +75,7 @@ def test_tables_have_no_quoting_and_lines_end_with_newlines_only(tmp_path):
     assert rows == [{"label": "1", "text": 'say "hi\u2028there"'}, {"label": "0", "text": ""}]
 
 
-def test_an_altered_table_is_refused_before_the_first_row(tmp_path):
+def test_an_altered_table_is_rejected_before_the_first_row(tmp_path):
     file = "reddit/reddit2015_threads.tsv.gz"
     path = store(tmp_path, file, gzip.compress(b"text\nhello\n"))
     path.write_bytes(path.read_bytes()[:-4])
@@ -89,7 +89,7 @@ def test_an_altered_table_is_refused_before_the_first_row(tmp_path):
     [gzip.compress(b"a\tb\n1\t2\n" * 1000)[:-20], gzip.compress(b"a\tb\n1\n"), b"not gzip"],
     ids=["truncated", "short row", "not gzip"],
 )
-def test_a_damaged_table_outside_the_catalogue_is_refused_while_reading(tmp_path, content):
+def test_a_damaged_table_outside_the_catalogue_is_rejected_while_reading(tmp_path, content):
     (tmp_path / "own.tsv.gz").write_bytes(content)
     with pytest.raises(DataError, match=r"own\.tsv\.gz is damaged"):
         list(data.read_table("own.tsv.gz", tmp_path))

@@ -36,7 +36,7 @@ def test_cifar10_decodes_to_the_known_images_and_encodes_to_the_stored_ones(real
     np.testing.assert_array_equal(data.encode_images(images), stored["residual"])
 
 
-def test_a_copy_is_verified_by_its_content_and_refused_once_it_is_altered(real_data, tmp_path):
+def test_a_copy_is_verified_by_its_content_and_rejected_once_it_is_altered(real_data, tmp_path):
     stored = data.load_arrays("cifar10/test_batch.npz", real_data)
     (tmp_path / "cifar10").mkdir()
     np.savez(tmp_path / "cifar10" / "test_batch.npz", **stored)  # the same images, but other bytes

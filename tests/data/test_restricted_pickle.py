@@ -1,4 +1,4 @@
-"""The restricted pickle reader: arrays and plain values are read, everything else is refused and never executed."""
+"""The restricted pickle reader: arrays and plain values are read, everything else is rejected and never executed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Malicious:
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_a_pickle_that_calls_a_function_is_refused_and_not_executed(tmp_path, monkeypatch, protocol):
+def test_a_pickle_that_calls_a_function_is_rejected_and_not_executed(tmp_path, monkeypatch, protocol):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "southwest_images_new_train.pkl").write_bytes(pickle.dumps(Malicious(), protocol=protocol))
     (tmp_path / "southwest_images_new_test.pkl").write_bytes(pickle.dumps(IMAGES[0]))
@@ -66,7 +66,7 @@ def test_a_pickle_that_calls_a_function_is_refused_and_not_executed(tmp_path, mo
         b"",
     ],
 )
-def test_pickles_of_other_values_and_damaged_pickles_are_refused(content):
+def test_pickles_of_other_values_and_damaged_pickles_are_rejected(content):
     with pytest.raises(DataError, match="refused"):
         load_pickle(io.BytesIO(content), "file.pkl")
 

@@ -87,7 +87,7 @@ def test_a_guard_loaded_between_any_two_rounds_continues_bit_for_bit(tmp_path_fa
 
 @settings(max_examples=20, deadline=None)
 @given(cut=st.integers(0, 4000))
-def test_a_truncated_state_file_is_one_clear_error(tmp_path_factory, cut):
+def test_a_truncated_state_file_is_a_clear_error(tmp_path_factory, cut):
     folder = tmp_path_factory.mktemp("state")
     guard = G2uardFL(seed=0)
     guard.aggregate(odd_mlp(), federation(odd_mlp()))
@@ -135,7 +135,7 @@ def test_a_failed_save_leaves_the_old_state_and_no_other_file(tmp_path, monkeypa
     assert G2uardFL.load(tmp_path / "guard").seed == 1
 
 
-def test_saving_into_a_missing_folder_is_one_clear_error(tmp_path):
+def test_saving_into_a_missing_folder_is_a_clear_error(tmp_path):
     with pytest.raises(StateError, match="cannot write"):
         G2uardFL(seed=0).save(tmp_path / "no" / "guard")
 
@@ -162,7 +162,7 @@ def test_the_order_of_the_names_in_a_model_has_no_influence(profile):
 
 
 @PROFILES
-def test_a_guard_refuses_a_model_with_other_parameters(profile):
+def test_a_guard_rejects_a_model_with_other_parameters(profile):
     guard = guard_of(profile)
     guard.aggregate(odd_mlp(), federation(odd_mlp()))
     with pytest.raises(ValueError, match="other parameters"):

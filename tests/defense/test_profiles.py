@@ -1,4 +1,4 @@
-"""Profiles by name, and a profile of somebody else: a third clustering stage in one file."""
+"""Profiles by name, and a third party's profile: a third clustering stage in one file."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class Unfit(Default):
 
 @pytest.fixture
 def mine(tmp_path, monkeypatch) -> str:
-    """The address of a profile in a file that somebody else wrote."""
+    """The address of a third party's profile in a file."""
     (tmp_path / "spectral_profile.py").write_text(SPECTRAL)
     monkeypatch.syspath_prepend(tmp_path)
     yield "spectral_profile:Mine"
@@ -135,7 +135,7 @@ def test_a_profile_has_a_class_for_each_part_and_a_summary_of_one_line(name):
         ("g2uardfl.aggregators.fedavg:FedAvg", "must subclass g2uardfl.defense.profiles.Profile"),
     ],
 )
-def test_a_profile_that_cannot_be_used_is_refused(name, message):
+def test_a_profile_that_cannot_be_used_is_rejected(name, message):
     with pytest.raises(ConfigError) as caught:
         G2uardFL(profile=name)
     assert message in str(caught.value)
@@ -147,9 +147,9 @@ def test_a_profile_with_another_clustering_detects_attackers(mine):
         for result in Federation().run(G2uardFL(mine, seed=0, min_mean_edge=1.5), 12)[2:]
         for client, verdict in result.verdicts.items()
     ]
-    caught = sum(attacks and refused for attacks, refused in truth)
+    caught = sum(attacks and rejected for attacks, rejected in truth)
     assert caught >= 0.8 * sum(attacks for attacks, _ in truth)
-    assert caught >= 0.8 * sum(refused for _, refused in truth)
+    assert caught >= 0.8 * sum(rejected for _, rejected in truth)
 
 
 @pytest.mark.parametrize("name", ["MinePaper", "PaperMixture"])
@@ -208,7 +208,7 @@ def test_its_settings_are_keywords_of_the_guard_and_checked(mine):
         G2uardFL(profile=mine, min_mean_edges=2.0)
 
 
-def test_settings_of_the_clustering_that_it_replaces_are_refused(mine):
+def test_settings_of_the_clustering_that_it_replaces_are_rejected(mine):
     for name in ("false_alarm_rate", "max_malicious_share"):
         with pytest.raises(ConfigError, match=f"{name} is a setting of profile='default', not of profile='{mine}'"):
             G2uardFL(profile=mine, **{name: 0.1})
@@ -237,7 +237,7 @@ def test_it_is_saved_and_loaded_and_continues_bit_for_bit(mine, tmp_path):
         G2uardFL(seed=0).restore(read_state(tmp_path / "guard", "guard"))
 
 
-def test_a_saved_profile_that_can_no_longer_be_imported_is_one_clear_error(mine, tmp_path):
+def test_a_saved_profile_that_can_no_longer_be_imported_is_a_clear_error(mine, tmp_path):
     G2uardFL(mine, seed=0).save(tmp_path / "guard")
     (tmp_path / "spectral_profile.py").unlink()
     del sys.modules["spectral_profile"]

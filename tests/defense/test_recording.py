@@ -152,7 +152,7 @@ def test_a_recorder_can_be_limited_to_one_profile():
 
 
 @pytest.mark.parametrize("profile", names())
-def test_a_record_without_a_measurement_is_one_clear_error(fedavg_record, profile):
+def test_a_record_without_a_measurement_is_a_clear_error(fedavg_record, profile):
     for name in MEASURED[profile]:
         one = fedavg_record.rounds[0]
         lacking = replace(one, measured={key: value for key, value in one.measured.items() if key != name})
@@ -287,7 +287,7 @@ def test_an_empty_record_is_saved_and_loaded(tmp_path):
     assert (again.rounds, again.numbers, again.attacking, again.notes) == ([], [], [], {})
 
 
-def test_the_truth_is_added_by_round_number_and_client_id(fedavg_record):
+def test_the_ground_truth_is_added_by_round_number_and_client_id(fedavg_record):
     record = Record(fedavg_record.rounds[:2], [5, 6])
     first, second = (one.clients for one in record.rounds)
     record.add_truth({5: {first[0], first[3]}, 6: [], 7: ["nobody"]})
@@ -330,7 +330,7 @@ def test_a_measurement_without_axes_cannot_be_cut_and_the_error_names_it(fedavg_
 
 @pytest.mark.parametrize("missing", ["2.uu", "0.directions", "5.shapes", "clients", "layers", "measured", "numbers",
                                      "attacking", "notes"])  # fmt: skip
-def test_a_file_that_lacks_something_is_one_clear_error(fedavg_record, missing, tmp_path):
+def test_a_file_that_lacks_something_is_a_clear_error(fedavg_record, missing, tmp_path):
     fedavg_record.save(tmp_path / "record")
     state = read_state(tmp_path / "record", "record")
     values, arrays = ({k: v for k, v in part.items() if k != missing} for part in (state.values, state.arrays))

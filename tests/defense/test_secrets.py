@@ -76,7 +76,7 @@ def test_a_guard_that_takes_over_a_fixed_seed_from_a_saved_state_shows_it(profil
     assert guard.seed is None
 
 
-def test_a_state_of_an_earlier_release_is_one_clear_error():
+def test_a_state_of_an_earlier_release_is_a_clear_error():
     """Its sketches had public buckets and cannot be compared with those of today."""
     state = G2uardFL(seed=0).state()
     earlier = type(state)({name: value for name, value in state.values.items() if name != "secret"}, state.arrays)

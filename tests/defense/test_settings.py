@@ -1,4 +1,4 @@
-"""Settings belong to profiles: each has one meaning, one description, and is refused where it does not belong."""
+"""Settings belong to profiles: each has one meaning, one description, and is rejected where it does not belong."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_setting_reaches_the_stage_it_belongs_to(profile, name):
 
 
 @each_setting
-def test_a_value_that_is_not_allowed_is_refused_with_its_name(profile, name):
+def test_a_value_that_is_not_allowed_is_rejected_with_its_name(profile, name):
     for value in impossible(FIELDS[profile, name]):
         if value is not None:
             with pytest.raises(ConfigError, match=f"^{name}="):
@@ -123,14 +123,14 @@ def test_a_value_that_is_not_allowed_is_refused_with_its_name(profile, name):
 
 
 @each_setting
-def test_a_misspelt_setting_is_refused_with_the_right_name(profile, name):
+def test_a_misspelt_setting_is_rejected_with_the_right_name(profile, name):
     with pytest.raises(ConfigError, match=rf"unknown setting '{name}{name[-1]}': did you mean .*\b{name}\b"):
         G2uardFL(profile, **{name + name[-1]: 1})
 
 
 @pytest.mark.parametrize(("profile", "name"), MISPLACED)
 @pytest.mark.parametrize("make", [G2uardFL, lambda **given: aggregators.create("g2uardfl", **given)])
-def test_a_setting_of_another_profile_is_refused_with_the_name_of_that_profile(profile, name, make):
+def test_a_setting_of_another_profile_is_rejected_with_the_name_of_that_profile(profile, name, make):
     [owner] = OWNERS[name]
     with pytest.raises(ConfigError) as caught:
         make(profile=profile, **{name: FIELDS[owner, name].default})
@@ -151,12 +151,12 @@ def test_the_representation_shows_profile_and_all_settings_and_evaluates_to_an_e
 
 
 @pytest.mark.parametrize("seed", [-1, 2**63, 0.5, "1", True])
-def test_a_seed_that_is_no_whole_number_is_refused(seed):
+def test_a_seed_that_is_not_a_whole_number_is_rejected(seed):
     with pytest.raises(ConfigError, match=r"^seed="):
         G2uardFL(seed=seed)
 
 
-def test_none_stands_for_the_default_of_any_profile():
+def test_none_selects_the_default_of_any_profile():
     for profile in PROFILES:
         assert G2uardFL(profile, **dict.fromkeys(OWNERS)).configuration() == G2uardFL(profile).configuration()
 

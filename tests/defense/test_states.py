@@ -1,4 +1,4 @@
-"""Saved states: complete or refused, restored into new stages, continued bit for bit."""
+"""Saved states: complete or rejected, restored into new stages, continued bit for bit."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def error_of(profile: str, state: SavedState) -> str | None:
 
 
 @each_profile
-def test_a_state_that_lacks_any_value_or_array_is_one_clear_error(profile):
+def test_a_state_that_lacks_any_value_or_array_is_a_clear_error(profile):
     errors = {name: error_of(profile, state) for name, state in incomplete_states(guard_after_rounds(profile).state())}
     assert len(errors) > 15
     assert [name for name, error in errors.items() if error is None] == []
@@ -136,7 +136,7 @@ def test_a_state_that_lacks_any_value_or_array_is_one_clear_error(profile):
 
 @each_profile
 @pytest.mark.parametrize("value", [None, "x", [], {}, float("inf"), float("nan")], ids=str)
-def test_a_round_of_a_wrong_type_is_one_clear_error(profile, value):
+def test_a_round_of_a_wrong_type_is_a_clear_error(profile, value):
     state = guard_after_rounds(profile).state()
     error = error_of(profile, SavedState({**state.values, "round": value}, state.arrays))
     assert error.startswith("this guard state is incomplete")
@@ -144,7 +144,7 @@ def test_a_round_of_a_wrong_type_is_one_clear_error(profile, value):
 
 @each_profile
 @pytest.mark.parametrize("lacking", ["settings", "profile", "seed"])
-def test_a_file_that_lacks_the_settings_is_one_clear_error(profile, lacking, tmp_path):
+def test_a_file_that_lacks_the_settings_is_a_clear_error(profile, lacking, tmp_path):
     state = guard_after_rounds(profile).state()
     values = {name: value for name, value in state.values.items() if name != lacking}
     if lacking != "settings":
@@ -155,7 +155,7 @@ def test_a_file_that_lacks_the_settings_is_one_clear_error(profile, lacking, tmp
 
 
 @each_profile
-def test_a_refused_state_leaves_the_guard_as_it_was(profile):
+def test_a_rejected_state_leaves_the_guard_as_it_was(profile):
     guard = G2uardFL(profile, seed=1, **QUICK[profile])
     Federation().run(guard, 2)
     before = guard.state()
@@ -177,19 +177,19 @@ def test_a_restored_guard_keeps_its_settings_and_takes_the_saved_seed(profile):
     assert {stage.seed for stage in stages} == {5}
 
 
-def test_a_state_of_another_profile_is_one_clear_error():
+def test_a_state_of_another_profile_is_a_clear_error():
     for one, other in (("default", "paper"), ("paper", "default")):
         with pytest.raises(StateError, match=f"belongs to profile='{one}', not to profile='{other}'"):
             G2uardFL(other).restore(guard_after_rounds(one).state())
 
 
-def test_a_state_with_sketches_of_another_width_is_one_clear_error():
+def test_a_state_with_sketches_of_another_width_is_a_clear_error():
     with pytest.raises(StateError, match=r"sketch_width=64.*sketch_width=512"):
         G2uardFL(seed=0, sketch_width=512).restore(guard_after_rounds("default").state())
 
 
 @each_profile
-def test_a_restored_guard_refuses_another_model(profile):
+def test_a_restored_guard_rejects_another_model(profile):
     guard = G2uardFL(profile, seed=0, **QUICK[profile])
     guard.restore(guard_after_rounds(profile).state())
     with pytest.raises(ValueError, match="other parameters"):

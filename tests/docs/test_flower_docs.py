@@ -82,7 +82,7 @@ def test_the_red_team_app_of_the_page_can_be_built():
 
 
 def test_every_setting_of_the_table_exists_with_its_default():
-    own = {"min_replies": "half of the clients asked", "timeout": 3600, "audit_max_bytes": MAX_BYTES, "seed": "drawn"}
+    own = {"min_replies": "half of the sampled clients", "timeout": 3600, "audit_max_bytes": MAX_BYTES, "seed": "drawn"}
     defaults = {**G2uardFL().configuration(), **own}
     table = text(SETTINGS).partition("## Settings worth changing")[2].partition("Every keyword of")[0]
     rows = re.findall(r"^\| (`.*?) \| (.*?) \|", table, flags=re.M)
@@ -102,10 +102,10 @@ def test_every_event_of_the_log_table_has_the_level_that_the_page_says():
 
 @pytest.mark.skipif(shutil.which("jq") is None, reason="needs jq")
 def test_the_commands_for_jq_find_what_they_say(tmp_path):
-    refused = Verdict("malicious", "Its update is too large.")
+    rejected = Verdict("malicious", "Its update is too large.")
     writer = AuditWriter(tmp_path / "audit.jsonl", "g2uardfl")
-    writer.write(1, RoundReport({2**63: refused, 8: Verdict("accepted", "It is not.")}), {})
-    writer.write(2, RoundReport({2**63: refused}, "Kept.", (Event("model_kept", "Kept."),)), {})
+    writer.write(1, RoundReport({2**63: rejected, 8: Verdict("accepted", "It is not.")}), {})
+    writer.write(2, RoundReport({2**63: rejected}, "Kept.", (Event("model_kept", "Kept."),)), {})
     commands = [line for line in text(OPERATION).splitlines() if line.startswith("jq ")]
     found = [
         subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True).stdout

@@ -1,4 +1,4 @@
-"""The README's own commands and code, run as they stand."""
+"""The commands and code of the README, run unchanged."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ finally:
     sys.path.pop(0)
 
 
-def test_the_python_example_runs_and_says_what_became_of_every_client(tmp_path, monkeypatch, capsys):
+def test_the_python_example_runs_and_prints_a_verdict_on_every_client(tmp_path, monkeypatch, capsys):
     rng = np.random.default_rng(0)
     weights = {"fc.weight": np.zeros((3, 4), np.float32), "fc.bias": np.zeros(3, np.float32)}
     clients = {

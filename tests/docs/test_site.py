@@ -26,7 +26,7 @@ finally:
 
 NAMES = {"defenses": aggregators.names(), "attacks": attacks.names(), "tasks": tasks.names()}
 GENERATED = {*generated_pages.FOLDERS.values(), "command-line.md", "notebook.md", "_build"}
-"""A build, which may run beside the tests, writes these."""
+"""A build, which may run in parallel to the tests, writes these."""
 PAGES = sorted(path for path in DOCS.rglob("*.md") if not GENERATED & set(path.relative_to(DOCS).parts))
 
 
@@ -80,7 +80,7 @@ def test_the_pages_of_the_repository_are_in_the_navigation_once():
 
 
 def toctree(text):
-    """The entries of a page's tables of contents that are no patterns."""
+    """The entries of a page's tables of contents that are not patterns."""
     blocks = re.findall(r"^```\{toctree\}\n(.*?)^```$", text, flags=re.M | re.S)
     return [line for block in blocks for line in block.splitlines() if line and line[0] not in ":*"]
 

@@ -88,7 +88,7 @@ def test_several_runs_with_one_seed_are_pointed_out(cli, runs, tmp_path):
         (["runs", "--figures", "accuracy"], "no figure 'accuracy'"),
     ],
 )
-def test_wrong_arguments_are_one_line(cli, runs, arguments, message):
+def test_wrong_arguments_are_one_line_errors(cli, runs, arguments, message):
     result = cli("compare", *arguments)
     assert result.status == 2
     assert len(result.stderr.strip().splitlines()) == 1

@@ -16,7 +16,7 @@ def test_a_grid_has_every_combination_once_and_seeds_vary_slowest():
     assert found == [(seed, attack, pmr) for seed in (0, 1) for attack in ("none", "pgd") for pmr in (0.1, 0.2)]
 
 
-def test_appended_settings_belong_to_their_value_alone():
+def test_appended_settings_apply_only_to_their_value():
     grid = Grid({"attack": ["black_box", "pgd,radius=1.5,rounds=7"], "defense": ["krum", "g2uardfl,profile=paper"]})
     plain, paper, pgd, both = grid.configs()
     assert (plain.attack_settings, plain.defense_settings, plain.rounds) == ({}, {}, 100)
@@ -78,7 +78,7 @@ def test_values_of_an_assignment_are_split_at_commas_outside_of_brackets():
         ('"server.x" = 1', "unknown prefix"),
     ],
 )
-def test_a_grid_that_makes_no_sense_is_refused(tmp_path, text, message):
+def test_a_grid_that_makes_no_sense_is_rejected(tmp_path, text, message):
     (tmp_path / "grid.toml").write_text(text)
     with pytest.raises(ConfigError, match=message):
         Grid.from_file(tmp_path / "grid.toml").configs()

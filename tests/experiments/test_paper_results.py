@@ -1,4 +1,4 @@
-"""Results beside printed numbers: means, marks, missing cells, and every format."""
+"""Results next to printed numbers: means, marks, missing cells, and every format."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_differences_of_five_points_are_marked(printed, measured, mark):
     assert notable(printed, measured) == mark
 
 
-def test_a_printed_number_that_contradicts_the_others_has_the_recomputed_one_beside_it():
+def test_a_printed_number_that_contradicts_the_others_is_shown_with_the_recomputed_one():
     assert row_of(everything(), "Krum")["DS %, paper"] == "1.39 (recomputed: 12.51)"
     assert row_of(everything(), "DeepSight", "Reddit")["DS %, paper"] == "OOM"
     assert row_of(everything(), "No defense")["DS %, paper"] == ""
@@ -153,7 +153,7 @@ def test_results_read_from_their_csv_give_the_same_pages(tmp_path):
     assert again.to_csv() == results.to_csv()
 
 
-def test_a_csv_of_another_table_is_one_clear_error(tmp_path):
+def test_a_csv_of_another_table_is_a_clear_error(tmp_path):
     path = tmp_path / "effectiveness.csv"
     path.write_text(everything().to_csv(), encoding="utf-8")
     with pytest.raises(StateError, match="no results of the table pmr"):

@@ -164,7 +164,7 @@ def test_images_have_three_seeds_in_the_four_main_tables_and_everything_else_one
             assert cell.seeds == (3 if main and task in ("mnist", "cifar10") else 1), (name, cell.labels)
 
 
-def test_a_smoke_run_differs_from_the_papers_in_size_and_start_alone():
+def test_a_smoke_run_differs_from_the_papers_only_in_size_and_start():
     table = load("ablation")
     for cell in table.cells:
         smoke, paper = (flat_settings(config_of(table, cell, scale=scale)) for scale in ("smoke", "paper"))
@@ -179,7 +179,7 @@ def test_changes_take_precedence():
     assert (config.rounds, config.device, config.seed) == (7, "cuda", 4)
 
 
-def test_an_unknown_table_is_one_clear_error():
+def test_an_unknown_table_is_a_clear_error():
     with pytest.raises(ConfigError, match="there is no table 'efectiveness': did you mean effectiveness"):
         load("efectiveness")
 

@@ -60,7 +60,7 @@ def test_a_run_that_fails_on_a_cluster_is_listed(swept):
     assert "1 of 3 runs failed" in result.stderr
 
 
-def test_an_address_at_which_nothing_listens_is_one_line(cli):
+def test_an_address_at_which_nothing_listens_is_a_one_line_error(cli):
     result = cli("sweep", "--rounds", "1", "--set", "start=scratch", "--ray", "127.0.0.1:1")
     assert result.status == 2
     assert len(result.stderr.strip().splitlines()) == 1

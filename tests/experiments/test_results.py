@@ -31,7 +31,7 @@ def test_unfinished_runs_are_left_out_and_named(tmp_path):
         read_runs([runs[1]])
 
 
-def test_runs_are_grouped_over_seeds_by_whatever_else_differs(tmp_path):
+def test_runs_are_grouped_over_seeds_by_all_other_settings_that_differ(tmp_path):
     for seed, asr in ((0, 0.2), (1, 0.4)):
         for profile, alpha in (("default", 0.5), ("paper", 0.5), ("paper", 10.0)):
             settings = {"defense": "g2uardfl", "defense_settings": {"profile": profile}, "alpha": alpha}
@@ -96,7 +96,7 @@ def test_the_table_of_rounds_counts_decisions_and_errors(tables):
     assert (second.accepted, second.invalid, second.attacking, second.benign_refused) == (1, 1, 0, 0)
 
 
-def test_the_table_of_verdicts_has_truth_and_decision(tables):
+def test_the_table_of_verdicts_has_ground_truth_and_decision(tables):
     found = tables.verdicts[tables.verdicts.attack == "pgd"]
     rows = list(zip(found["round"], found.client, found.malicious, found.decision, strict=True))
     assert rows == [

@@ -61,7 +61,7 @@ def test_repeated_configs_are_one_run(tmp_path):
     assert sweep.paths == [sweep.runs[0].path] * 3
 
 
-def test_a_config_that_cannot_be_run_is_refused_before_anything_starts(tmp_path):
+def test_a_config_that_cannot_be_run_is_rejected_before_anything_starts(tmp_path):
     with pytest.raises(ConfigError, match="krum against none: unknown setting 'malicious'"):
         plan([RunConfig(), RunConfig(defense="krum", defense_settings={"malicious": 1})], tmp_path)
 

@@ -46,7 +46,7 @@ class Dies(FedAvg):
 
 
 class Watcher:
-    """Notes what an observer is told."""
+    """Records the calls of an observer."""
 
     def __init__(self):
         self.rounds, self.finished, self.failed = [], {}, {}
@@ -89,7 +89,7 @@ def test_a_run_that_fails_does_not_stop_the_others(executed):
     assert "was killed by SIGKILL" in watcher.failed[sweep.runs[2].path]
 
 
-def test_the_observer_is_told_of_every_round(executed):
+def test_the_observer_is_called_in_every_round(executed):
     sweep, watcher, _ = executed
     for run in (sweep.runs[0], sweep.runs[3]):
         assert [number for path, number in watcher.rounds if path == run.path] == [1, 2, 3]

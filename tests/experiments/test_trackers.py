@@ -153,7 +153,7 @@ class Mine(Callback):
 
 
 @pytest.mark.parametrize("name", ["tracker_of_mine:Mine", "./other_tracker.py:Mine"])
-def test_a_callback_of_ones_own_is_used_by_its_address(cli, tmp_path, name):
+def test_a_custom_callback_is_used_by_its_address(cli, tmp_path, name):
     module = name.partition(":")[0].removesuffix(".py")
     (tmp_path / f"{module}.py").write_text(OWN)
     result = cli("run", "--rounds", "2", "--local-steps", "1", "--set", "start=scratch", "--out", "run", "--log", name)

@@ -137,7 +137,7 @@ def test_a_line_with_impossible_seconds_is_damaged(path, seconds):
 
 
 def test_note_and_events_are_read_back(path):
-    kept = model_kept("1 of at least 3 usable updates arrived")
+    kept = model_kept("1 of 3 required usable updates arrived")
     writer = AuditWriter(path, "g2uardfl")
     writer.write(1, REPORT, {})
     writer.write(2, RoundReport({7: VERDICTS[7]}, kept.message, (kept,)), {})
@@ -170,7 +170,7 @@ def test_a_round_that_a_killed_server_left_is_replaced_by_the_finished_one(path)
     assert len(written_lines(path)) == 5 + 4, "nothing is ever deleted from an audit"
 
 
-def test_a_federation_that_starts_anew_in_the_same_file_is_read_from_its_start(path):
+def test_a_federation_that_starts_again_in_the_same_file_is_read_from_its_start(path):
     for client in (1, 2):
         writer = AuditWriter(path, "g2uardfl")
         writer.write(1, report_on(client), {})
@@ -292,7 +292,7 @@ def test_a_line_of_something_else_breaks_the_chain_and_the_others_are_read(path)
     assert (len(Audit(path).rounds), Audit(path).damaged) == (3, 1)
 
 
-def test_another_schema_is_one_clear_error(path):
+def test_another_schema_is_a_clear_error(path):
     three_rounds(path)
     path.write_bytes(path.read_bytes().replace(b'"schema": 1', b'"schema": 2'))
     with pytest.raises(StateError, match=r"line 1 of audit.jsonl was written by another version .*schema 2"):
@@ -408,7 +408,7 @@ def test_after_any_interruptions_the_chain_is_whole_and_all_rounds_are_in_the_au
         assert [record["round"] for record in audit.rounds] == list(range(1, number))
 
 
-def test_a_disk_that_stays_full_costs_a_bounded_amount_of_memory_and_the_gap_shows(path, monkeypatch):
+def test_a_disk_that_stays_full_takes_a_bounded_amount_of_memory_and_the_gap_shows(path, monkeypatch):
     monkeypatch.setattr("g2uardfl.federation.audit._MAX_UNWRITTEN", 10_000)
     writer = AuditWriter(path, "g2uardfl")
     writer.write(1, report_on(1), {})
@@ -427,7 +427,7 @@ def test_a_disk_that_stays_full_costs_a_bounded_amount_of_memory_and_the_gap_sho
 
 
 @pytest.mark.skipif(os.name != "posix", reason="flock is POSIX")
-def test_a_second_process_is_refused(path):
+def test_a_second_process_is_rejected(path):
     program = f"""
 import sys
 from g2uardfl.federation.lock import WriterLock
@@ -443,7 +443,7 @@ sys.stdin.read()
     AuditWriter(path, "g2uardfl").write(1, report_on(1), {})
 
 
-def test_an_earlier_writer_of_the_same_process_is_refused(path):
+def test_an_earlier_writer_of_the_same_process_is_rejected(path):
     earlier = AuditWriter(path, "g2uardfl")
     AuditWriter(path, "g2uardfl").write(1, report_on(1), {})
     latest = AuditWriter(path, "g2uardfl")

@@ -1,4 +1,4 @@
-"""The barrier: whose reply can be used, and what it costs a client to misbehave. It needs no framework."""
+"""The barrier: which replies are usable, and the effect of invalid ones. It needs no framework."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def test_usable_replies_are_read_and_kept_by_client():
         ([reply(0, answers="to 1", error="node lost")], 1, "It failed: 'node lost'."),
     ],
 )
-def test_a_bad_reply_costs_its_sender_the_round_and_nobody_else(envelopes, client, reason):
+def test_a_bad_reply_excludes_only_its_sender(envelopes, client, reason):
     replies = sort([*envelopes, reply(2, "b"), reply(3, "c")])
     assert replies.unusable == {client: reason} | ({} if client == 1 else {1: "It did not reply in time."})
     assert replies.usable == {2: "B", 3: "C"}
 
 
-def test_a_late_reply_beside_one_on_time_is_ignored():
+def test_a_late_reply_is_ignored_if_another_one_is_on_time():
     assert sort([reply(1, "old", answers="to 7"), reply(1, "a"), reply(2), reply(3)]).usable[1] == "A"
 
 

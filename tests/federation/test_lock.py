@@ -1,4 +1,4 @@
-"""One server for each file: other processes are refused, and a killed one leaves nothing that stands in the way."""
+"""One server for each file: other processes are rejected, and a killed one leaves no lock."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def taken_by_another_process(path) -> bool:
     return subprocess.run(command, capture_output=True, timeout=PATIENCE, check=False).returncode == 0
 
 
-def test_a_second_process_is_refused_and_the_error_names_the_first(path):
+def test_a_second_process_is_rejected_and_the_error_names_the_first(path):
     with holder(path) as first:
         assert first.stdout.readline() == "locked\n"
         expected = (
@@ -87,7 +87,7 @@ def test_a_forked_process_does_not_keep_the_lock_of_a_server_that_was_killed(pat
         WriterLock(path, "state_path").require()
 
 
-def test_a_file_has_one_lock_whatever_links_lead_to_it(path):
+def test_a_file_has_one_lock_even_through_links(path):
     (path.parent / "folder").mkdir()
     (path.parent / "folder" / "link").symlink_to(path)
     (path.parent / "other").symlink_to(path.parent / "folder")

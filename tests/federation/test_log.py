@@ -26,7 +26,7 @@ def report(*kinds: str, note: str = "") -> RoundReport:
         (("something_new", "rolled_back"), logging.WARNING),
     ],
 )
-def test_what_changes_the_model_beside_training_is_a_warning(kinds, level):
+def test_a_change_of_the_model_besides_training_is_a_warning(kinds, level):
     assert log.level(report(*kinds)) == level
 
 
@@ -41,7 +41,7 @@ def test_a_note_without_events_is_printed():
     assert log.line("fedavg", 4, report(note="A remark."), 0.25).endswith("[0.25 s] A remark.")
 
 
-def test_a_quiet_round_has_counts_alone():
+def test_a_quiet_round_has_only_counts():
     assert log.line("fedavg", 4, report(), 0.25) == (
         "fedavg round 4: 0 accepted, 0 held out, 0 malicious, 0 invalid [0.25 s]"
     )

@@ -76,7 +76,7 @@ def test_a_state_behind_a_link_is_replaced_and_the_link_stays(path):
         file.save(FederationState.of(FedAvg(), MODEL, rounds, 0))
         assert link.is_symlink()
         assert FederationState.load(path).rounds_done == rounds
-    assert os.listdir(link.parent) == ["link"], "the file is written beside itself, not beside the link"
+    assert os.listdir(link.parent) == ["link"], "the temporary file is in the folder of the file, not of the link"
 
 
 def test_a_rule_without_memory_can_be_saved(path):
@@ -92,7 +92,7 @@ def test_changed_settings_are_named_and_stay_as_the_operator_chose_them(path):
     assert rule.given["step"] == 0.25
 
 
-def test_the_settings_are_saved_beside_the_memory_and_not_in_it(path):
+def test_the_settings_are_saved_with_the_memory_and_not_in_it(path):
     saved(path)
     values = read_state(path, "federation").values
     assert values["configuration"] == {"step": 0.5, "names": ["a", "b"]}
@@ -103,7 +103,7 @@ def test_without_a_file_there_is_no_state(path):
     assert FederationState.load(path) is None
 
 
-def test_the_memory_of_another_rule_is_refused(path):
+def test_the_memory_of_another_rule_is_rejected(path):
     saved(path)
     with pytest.raises(StateError, match="written by 'counting', not by 'fedavg': choose another state_path or rule"):
         FederationState.load(path).restore(FedAvg(), path)
@@ -115,7 +115,7 @@ def test_a_missing_folder_is_named_before_any_round(tmp_path):
 
 
 @pytest.mark.parametrize("missing", ["rounds_done", "configuration", "audit", "memory", "model"])
-def test_an_incomplete_file_is_refused_and_names_what_is_missing(path, missing):
+def test_an_incomplete_file_is_rejected_and_names_what_is_missing(path, missing):
     saved(path)
     state = read_state(path, "federation")
     write_state(path, "federation", SavedState({k: v for k, v in state.values.items() if k != missing}, state.arrays))
@@ -123,7 +123,7 @@ def test_an_incomplete_file_is_refused_and_names_what_is_missing(path, missing):
         FederationState.load(path)
 
 
-def test_a_damaged_file_is_refused(path):
+def test_a_damaged_file_is_rejected(path):
     path.write_bytes(b"not a state")
     with pytest.raises(StateError, match="damaged"):
         FederationState.load(path)
@@ -154,7 +154,7 @@ def test_only_the_owner_may_read_the_state_because_it_holds_a_secret(path):
 
 @pytest.mark.parametrize("name", ["rounds_done", "rounds_kept", "configuration"])
 @pytest.mark.parametrize("value", [None, "x", [1], float("inf"), float("nan")], ids=str)
-def test_a_value_of_a_wrong_type_is_one_clear_error(path, name, value):
+def test_a_value_of_a_wrong_type_is_a_clear_error(path, name, value):
     saved(path)
     state = read_state(path, "federation")
     write_state(path, "federation", SavedState({**state.values, name: value}, state.arrays))

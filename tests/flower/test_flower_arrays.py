@@ -135,7 +135,7 @@ def test_a_saved_record_is_loaded_unchanged():
 
 
 @pytest.mark.parametrize("values", [{}, {"arrays": [["w", "float32", [3], "numpy.ndarray"]]}, {"arrays": [["w"]]}])
-def test_an_incomplete_saved_record_is_refused(values):
+def test_an_incomplete_saved_record_is_rejected(values):
     with pytest.raises(StateError, match="the saved model is incomplete"):
         loaded_record(SavedState(values, {}))
 

@@ -32,7 +32,7 @@ from helpers.models import odd_mlp
 
 
 class SuperLink:
-    """Holds replies until they are asked for."""
+    """Holds replies until they are requested."""
 
     def __init__(self):
         self.replies, self.objects, self.requests, self.confirmed = {}, {}, Counter(), []
@@ -111,7 +111,7 @@ def test_flowers_own_grid_loses_all_replies_of_a_batch_with_a_bad_one():
 
 
 @pytest.mark.parametrize("bad", [(), (1,), (40,), (3, 4), tuple(range(1, 41))])
-def test_any_number_of_bad_replies_costs_one_request_and_no_good_reply(bad):
+def test_any_number_of_bad_replies_takes_one_request_and_loses_no_good_reply(bad):
     nodes = {node: undecodable if node in bad else sends(odd_mlp()) for node in range(1, 41)}
     replies, superlink = exchange(nodes)
     assert superlink.requests["PullMessages"] == 1
@@ -130,7 +130,7 @@ def test_a_reply_that_claims_to_answer_the_message_to_another_node_is_bad():
     assert "it claims to answer another message" in replies[2].error.reason
 
 
-def test_a_reply_whose_objects_are_missing_is_bad_alone():
+def test_only_the_reply_whose_objects_are_missing_is_bad():
     def incomplete(message):
         return Message(content({"w": np.full(3, 7.0)}), reply_to=message)
 
@@ -149,7 +149,7 @@ def test_a_reply_whose_objects_are_missing_is_bad_alone():
 
 
 @pytest.mark.parametrize(("uploaded", "order"), [(7.0, [1, 3, 2]), (math.inf, [1, 3])])
-def test_nobody_waits_for_a_reply_that_is_announced_and_not_uploaded(monkeypatch, uploaded, order):
+def test_a_reply_that_is_announced_but_not_uploaded_is_not_waited_for(monkeypatch, uploaded, order):
     clock = [0.0]
     monkeypatch.setattr(grids.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(grids.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
@@ -184,7 +184,7 @@ def test_nobody_waits_for_a_reply_that_is_announced_and_not_uploaded(monkeypatch
     assert rest == {1}, "what has arrived is not asked for again"
 
 
-def test_a_request_that_the_superlink_rejects_for_one_reply_costs_this_reply_alone():
+def test_a_request_that_the_superlink_rejects_for_one_reply_loses_only_this_reply():
     replies = {}
 
     class Strict(SuperLink):
@@ -204,7 +204,7 @@ def test_a_request_that_the_superlink_rejects_for_one_reply_costs_this_reply_alo
     assert [reply.has_error() for reply in received] == [False, True]
 
 
-def test_a_lost_connection_is_no_bad_reply():
+def test_a_lost_connection_is_not_a_bad_reply():
     class Lost(SuperLink):
         def PullObject(self, request):  # noqa: N802
             raise httpx.ConnectError("the SuperLink is gone")

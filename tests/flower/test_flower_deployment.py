@@ -147,7 +147,7 @@ def test_the_table_has_the_attack_of_the_run_and_weaker_ones():
     assert [float(boost or 0) for boost, *_ in ATTACKS] == [0, float(default[1]), 10, 3, 1]
 
 
-def test_an_attacker_of_usual_norm_delays_the_first_round_as_the_readme_says(tmp_path):
+def test_an_attacker_with_a_usual_norm_delays_the_first_round_as_the_readme_says(tmp_path):
     attacked, clean = stated("after the first round the accuracy is (RANGE) %, and (RANGE) % without the attack")
     assert within(InOneProcess(tmp_path / "attacked", 1.0, 2).run().accuracies[1], attacked)
     assert within(InOneProcess(tmp_path / "clean", None, 2).run().accuracies[1], clean)
@@ -165,7 +165,7 @@ def test_a_client_that_turns_hostile_on_a_trained_model_is_flagged_and_changes_l
     run = InOneProcess(tmp_path / "run", boost, CLEAN + 20, resumed=trained).run()
     assert run.decisions(HOSTILE)[CLEAN:] == ["malicious"] * 20
     (attacked,) = stated("the accuracy stays within (RANGE) %")
-    (clean,) = stated("learns little that is rare: (RANGE) % after 60 rounds without attack")
+    (clean,) = stated("learns little rare knowledge: (RANGE) % after 60 rounds without attack")
     assert len(run.accuracies) == 20
     assert within(run.accuracies[0], clean)
     assert all(within(value, attacked) for value in [*run.accuracies[1:], run.accuracy])

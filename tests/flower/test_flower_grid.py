@@ -62,7 +62,7 @@ def test_the_reply_breaks_flowers_decoder():
         decoded(reply)
 
 
-def test_an_undecodable_reply_costs_only_its_sender_the_round():
+def test_an_undecodable_reply_excludes_only_its_sender():
     model, clients = odd_mlp(), client_weights(odd_mlp())
     grid = TolerantGrid(Wire({5: undecodable, **sending(clients)}))
     strategy = G2uardFLStrategy(seed=0)
@@ -85,7 +85,7 @@ def test_missing_replies_are_requested_until_the_timeout(monkeypatch):
     assert wire.pulls == 1 + 4, "the node that replied is not polled again, the other one every three seconds"
 
 
-def test_messages_that_the_superlink_refused_are_not_waited_for(monkeypatch):
+def test_messages_that_the_superlink_rejected_are_not_waited_for(monkeypatch):
     class Full(Wire):
         def push_messages(self, messages):
             return super().push_messages(messages)[:1]
@@ -96,7 +96,7 @@ def test_messages_that_the_superlink_refused_are_not_waited_for(monkeypatch):
     assert [reply.metadata.src_node_id for reply in replies] == [1]
 
 
-def test_a_lost_connection_is_no_bad_reply():
+def test_a_lost_connection_is_not_a_bad_reply():
     class Broken(Wire):
         def pull_messages(self, message_ids):
             raise httpx.ConnectError("the SuperLink is gone")

@@ -80,8 +80,8 @@ def test_an_aggregation_function_of_the_operator_receives_capped_counts_and_fini
         return MetricRecord({"mine": 1})
 
     nodes = {c: sends(w, loss=0.5) for c, w in CLIENTS.items()}
-    liar, diverged = list(CLIENTS)[:2]
-    nodes[liar] = sends(CLIENTS[liar], loss=0.5, **{"num-examples": 10**14})
+    attacker, diverged = list(CLIENTS)[:2]
+    nodes[attacker] = sends(CLIENTS[attacker], loss=0.5, **{"num-examples": 10**14})
     nodes[diverged] = sends(CLIENTS[diverged], loss=float("nan"))
     strategy = AggregatorStrategy("fedavg", train_metrics_aggr_fn=keep)
     _, metrics = train_round(strategy, array_record(MODEL), nodes)
@@ -104,14 +104,14 @@ def trained(*reports):
 
 
 @pytest.mark.parametrize("average", [trained, evaluated])
-def test_one_liar_in_ten_does_not_move_the_average(average):
+def test_one_false_report_in_ten_does_not_move_the_average(average):
     honest = [{"accuracy": 0.9, "num-examples": 100}] * 9
     metrics = average(*honest, {"accuracy": 0.0, "num-examples": 9 * 10**14})
     assert metrics["accuracy"] == pytest.approx(0.9)
 
 
 @given(st.lists(st.floats(-1e308, 1e308), min_size=1, max_size=4), st.integers(0, 10**15 - 1))
-def test_a_minority_of_liars_cannot_move_the_average_out_of_reach_of_the_honest(lies, count):
+def test_a_minority_of_false_reports_cannot_move_the_average_far_from_the_honest_ones(lies, count):
     honest = [{"loss": 0.4 + 0.02 * i, "num-examples": 50 + 10 * i} for i in range(len(lies) + 2)]
     metrics = evaluated(*honest, *({"loss": lie, "num-examples": count} for lie in lies))
     spread = honest[-1]["loss"] - honest[0]["loss"]
@@ -154,7 +154,7 @@ def test_honest_clients_without_outliers_get_the_weighted_mean_of_flower():
 
 
 @pytest.mark.parametrize("kind", ["rolled_back", "eliminated", "model_kept"])
-def test_what_the_rule_does_on_its_own_is_a_metric(kind):
+def test_each_event_of_the_rule_is_a_metric(kind):
     class Eventful(Mean):
         name = "eventful"
 

@@ -201,6 +201,6 @@ def test_mods_can_be_stacked():
 
 
 @pytest.mark.parametrize("rate", [0, -1, 1.5])
-def test_an_impossible_rate_is_refused(rate):
+def test_an_impossible_rate_is_rejected(rate):
     with pytest.raises(ConfigError, match="rate="):
         mods.LabelFlipping(1, rate=rate)

@@ -1,4 +1,4 @@
-"""Replies of hostile, failing and silent clients: each costs its sender the round and changes nothing else."""
+"""Replies of hostile, failing and silent clients: each excludes its sender from the round and changes nothing else."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_all_hostile_clients_together_leave_the_round_to_the_others():
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint8, ">f4", np.float64, bool])
-def test_a_large_array_in_place_of_a_small_one_is_refused_before_it_is_copied(dtype):
+def test_a_large_array_in_place_of_a_small_one_is_rejected_before_it_is_copied(dtype):
     large = array_record(MODEL)
     large["0.bias"] = Array(np.ones(2_000_000, dtype))
     reply = Message(content(large), reply_to=Message(RecordDict(), NEWCOMER, "train"))
@@ -150,7 +150,7 @@ def test_a_reply_to_the_message_of_another_round_is_late():
     assert invalid == {late: "It replied to the message of another round."}
 
 
-def test_late_replies_beside_those_of_the_round_are_ignored():
+def test_late_replies_are_ignored_if_others_are_on_time():
     grid = LocalGrid(sending(CLIENTS))
     strategy = G2uardFLStrategy()
     old = grid.send_and_receive(strategy.configure_train(1, array_record(MODEL), ConfigRecord(), grid))
@@ -170,16 +170,16 @@ def test_a_node_that_was_not_asked_is_invalid():
 
 
 def test_a_reply_in_the_name_of_another_node_counts_for_neither():
-    victim, liar = list(CLIENTS)[:2]
+    victim, attacker = list(CLIENTS)[:2]
 
     def lies(message):
-        reply = Message(content(CLIENTS[liar]), reply_to=message)
+        reply = Message(content(CLIENTS[attacker]), reply_to=message)
         reply.metadata.__dict__["_src_node_id"] = victim
         return reply
 
     strategy = G2uardFLStrategy()
-    train_round(strategy, array_record(MODEL), {**sending(CLIENTS), liar: lies})
-    assert strategy.verdicts[liar].reason == "It replied in the name of another node."
+    train_round(strategy, array_record(MODEL), {**sending(CLIENTS), attacker: lies})
+    assert strategy.verdicts[attacker].reason == "It replied in the name of another node."
     assert strategy.verdicts[victim].decision != "invalid"
 
 
@@ -260,7 +260,7 @@ def test_a_client_that_cannot_be_identified_is_invalid():
 
 
 @pytest.mark.parametrize("name", ["x" * 5_000_000, "line\nbreak\x1b[31m\x00"])
-def test_an_identity_of_any_length_and_content_costs_its_client_the_round_at_most(tmp_path, name):
+def test_an_identity_of_any_length_and_content_excludes_at_most_its_client(tmp_path, name):
     nodes = {i: named(sent, f"client {i}") for i, sent in enumerate(CLIENTS.values(), 1)}
     nodes[1] = named(MODEL, name)
     strategy = G2uardFLStrategy(

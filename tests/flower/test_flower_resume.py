@@ -1,4 +1,4 @@
-"""A killed server resumes, and ends with the same results as one that ran through."""
+"""A killed server resumes, and ends with the same results as an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def uninterrupted(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_server_killed_at_every_kind_of_moment_ends_with_the_results_of_one_that_ran_through(tmp_path, uninterrupted):
+def test_a_server_killed_at_every_kind_of_moment_ends_with_the_results_of_an_uninterrupted_one(tmp_path, uninterrupted):
     for at, moment in enumerate(MOMENTS, start=2):
         kill_at(tmp_path, moment, at)
         assert rounds_done(tmp_path) == (at if moment == "between rounds" else at - 1)
@@ -189,7 +189,7 @@ def test_with_the_same_settings_nothing_is_reported_as_changed(state_path):
     assert [line.split()[0] for line in lines] == ["INFO"]
 
 
-def test_the_memory_of_another_profile_is_refused(state_path):
+def test_the_memory_of_another_profile_is_rejected(state_path):
     train_round(G2uardFLStrategy(state_path=state_path), array_record(odd_mlp()), NODES)
     with pytest.raises(StateError, match="profile='default'"):
         G2uardFLStrategy(profile="paper", state_path=state_path)
@@ -202,19 +202,19 @@ def test_bfloat16_models_survive_a_restart(state_path):
     assert G2uardFLStrategy(state_path=state_path).current_arrays == arrays
 
 
-def test_the_memory_of_another_rule_is_refused(state_path):
+def test_the_memory_of_another_rule_is_rejected(state_path):
     train_round(G2uardFLStrategy(state_path=state_path), array_record(odd_mlp()), NODES)
     with pytest.raises(StateError, match="written by 'g2uardfl', not by 'fedavg'"):
         AggregatorStrategy("fedavg", state_path=state_path)
 
 
-def test_the_state_of_another_model_is_refused(state_path):
+def test_the_state_of_another_model_is_rejected(state_path):
     train_round(G2uardFLStrategy(state_path=state_path), array_record(odd_mlp()), NODES)
     with pytest.raises(StateError, match="another model"):
         run(G2uardFLStrategy(state_path=state_path), model=numpy_model())
 
 
-def test_another_declaration_of_buffers_than_before_is_refused_at_the_start(state_path):
+def test_a_change_of_the_declared_buffers_is_rejected_at_the_start(state_path):
     train_round(G2uardFLStrategy(state_path=state_path), array_record(odd_mlp()), NODES)
     with pytest.raises(ValueError, match="other arrays declared as buffers"):
         G2uardFLStrategy(state_path=state_path, buffers=["0.bias"]).start(LocalGrid(NODES), array_record(odd_mlp()), 1)

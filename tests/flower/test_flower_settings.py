@@ -97,6 +97,6 @@ def test_the_guard_draws_a_secret_that_neither_log_nor_audit_show(make, tmp_path
         ),
     ],
 )
-def test_a_wrong_setting_is_refused_in_one_sentence(make, message):
+def test_a_wrong_setting_is_rejected_in_one_sentence(make, message):
     with pytest.raises(ConfigError, match=message):
         make()

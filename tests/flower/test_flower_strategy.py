@@ -96,7 +96,7 @@ def test_every_rule_by_name_gives_the_same_model_as_without_flower(name):
     assert strategy.verdicts == result.verdicts
 
 
-def test_a_rule_that_runs_models_receives_them_whole():
+def test_a_rule_that_runs_models_receives_whole_models():
     received = []
 
     class Looks(NeedsServer):
@@ -226,13 +226,13 @@ def test_every_event_is_logged_audited_and_in_the_report(tmp_path, kinds, level)
 
 
 @pytest.mark.parametrize("usable", [0, 2])
-def test_a_round_kept_for_want_of_replies_is_a_warning_and_in_the_audit(tmp_path, usable):
+def test_a_round_with_too_few_replies_is_a_warning_and_in_the_audit(tmp_path, usable):
     clients = client_weights(odd_mlp(), clients=6)
     nodes = {c: sends(w) if index < usable else silent for index, (c, w) in enumerate(clients.items())}
     strategy = G2uardFLStrategy(min_replies=4, audit_path=tmp_path / "audit.jsonl")
     with log_lines() as lines:
         train_round(strategy, array_record(odd_mlp()), nodes)
-    why = "2 of at least 4 usable updates arrived" if usable else "No usable reply arrived"
+    why = "2 of 4 required usable updates arrived" if usable else "No usable reply arrived"
     message = f"{why}: the global model was kept."
     (line,) = lines
     assert line.startswith("WARNING g2uardfl round 1: ")
@@ -297,7 +297,7 @@ def test_a_run_in_which_no_round_changed_the_model_returns_the_initial_model():
     strategy = G2uardFLStrategy(min_replies=100)
     result = start(strategy)
     assert same_bits(result.arrays, odd_mlp())
-    assert strategy.report.events == (model_kept("8 of at least 100 usable updates arrived"),)
+    assert strategy.report.events == (model_kept("8 of 100 required usable updates arrived"),)
 
 
 NODE_IDS = "Clients are identified by node id"
@@ -339,7 +339,7 @@ def test_each_weakness_is_one_warning_before_the_first_round(grid):
         assert sum(words in line for line in found) == 1
 
 
-def test_a_model_without_parameters_is_refused_before_any_client_is_asked():
+def test_a_model_without_parameters_is_rejected_before_any_client_is_asked():
     grid = LocalGrid({1: sends({"n": np.zeros(3, np.int64)})})
     with pytest.raises(ValueError, match="nothing to aggregate"):
         G2uardFLStrategy().start(grid, array_record({"n": np.zeros(3, np.int64)}), num_rounds=1)
@@ -350,7 +350,7 @@ def with_codebook(weights, value):
     return {**weights, "codebook.embed": torch.full((6,), value)}
 
 
-def test_a_lie_in_a_declared_buffer_is_flagged():
+def test_a_false_value_in_a_declared_buffer_is_flagged():
     nodes = {client: sends(with_codebook(sent, 0.1)) for client, sent in client_weights(odd_mlp()).items()}
     nodes[NEWCOMER] = sends(with_codebook(perturbed(odd_mlp(), NEWCOMER), 1000.0))
     strategy = AggregatorStrategy("fedavg", buffers=["codebook.*"])

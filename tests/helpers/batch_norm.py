@@ -1,4 +1,4 @@
-"""A federation that trains a small model with BatchNorm on the digits, and clients that lie about its statistics."""
+"""A federation that trains a small model with BatchNorm on the digits, and clients that send false statistics."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ class DigitsFederation:
         self.samples = [task().train.take(torch.from_numpy(share)) for share in shares]
         self.round = 0
 
-    def run(self, rounds: int, liars: dict[int, Lie] | None = None) -> list[AggregationResult]:
-        """Further rounds, in which some clients lie."""
-        return [self.finish_round(self.train(), liars or {}) for _ in range(rounds)]
+    def run(self, rounds: int, attackers: dict[int, Lie] | None = None) -> list[AggregationResult]:
+        """Further rounds, in which some clients attack."""
+        return [self.finish_round(self.train(), attackers or {}) for _ in range(rounds)]
 
     def train(self) -> dict[int, Model]:
         """The models that all clients train in the next round."""
@@ -62,10 +62,10 @@ class DigitsFederation:
         jobs = [Job(client, self.samples[client], recipe, first_seed + client) for client in range(CLIENTS)]
         return {job.client: train_locally(task(), self.module, self.weights, job) for job in jobs}
 
-    def finish_round(self, trained: dict[int, Model], liars: dict[int, Lie]) -> AggregationResult:
-        """Aggregate what the clients trained, and what liars send instead."""
+    def finish_round(self, trained: dict[int, Model], attackers: dict[int, Lie]) -> AggregationResult:
+        """Aggregate what the clients trained, and what attackers send instead."""
         self.round += 1
-        sent = trained | {client: lie(trained[client]) for client, lie in liars.items()}
+        sent = trained | {client: lie(trained[client]) for client, lie in attackers.items()}
         counts = {client: len(samples) for client, samples in enumerate(self.samples)}
         result = self.rule.aggregate(self.weights, sent, counts)
         self.weights = result.weights
@@ -78,7 +78,7 @@ class DigitsFederation:
 
 
 def changed(name: str, change: Callable[[Tensor], Tensor]) -> Lie:
-    """A lie about all arrays whose names end with `name`."""
+    """A false value for all arrays whose names end with `name`."""
     return lambda sent: {key: change(value) if key.endswith(name) else value for key, value in sent.items()}
 
 

@@ -1,4 +1,4 @@
-"""Synthetic federations: honest clients send independent noise, attackers beside it one common direction."""
+"""Synthetic federations: honest clients send independent noise, attackers also send one common direction."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def widened(model: Model) -> Model:
 
 
 def trained(model: Model, seed: int, attacks: bool = False) -> Model:
-    """A client's model: independent noise, and for an attacker beside it a common direction; statistics move on."""
+    """A client's model: independent noise, for an attacker plus a common direction; statistics also change."""
     own, backdoor = np.random.default_rng(seed), np.random.default_rng(99)
     result = {}
     for name, value in model.items():

@@ -54,7 +54,7 @@ def unit(vectors: np.ndarray) -> np.ndarray:
 
 
 def drawn_sketches(seed: int, *shape: int, common: float = 0.0) -> np.ndarray:
-    """Random directions in half precision, with a common part of that norm beside an independent part of norm 1."""
+    """Random directions in half precision, with a common part of that norm and an independent part of norm 1."""
     rng = np.random.default_rng(seed)
     own, shared = (rng.normal(size=one) / np.sqrt(shape[-1]) for one in (shape, shape[1:]))
     return unit(own + common * shared).astype(np.float16).astype(np.float32)

@@ -74,7 +74,7 @@ def test_most_kinds_can_be_sent():
         *(pytest.param(rule, since(3), id=f"{rule}, from the third on") for rule in WITH_MEMORY),
     ],
 )
-def test_unusable_replies_change_nothing_for_anybody_else(rule, rounds):
+def test_unusable_replies_do_not_affect_other_clients(rule, rounds):
     expected, honest = honest_campaign(rule)
     with log_lines() as lines:
         model, verdicts = campaign(rule, [Hostile(lie, rounds) for lie in UNUSABLE_REPLIES.values()])

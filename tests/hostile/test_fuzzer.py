@@ -1,6 +1,6 @@
 """A fuzzer: replies of any content, as bytes that the real encoder or nobody wrote, and arrays of any kind.
 
-Each test sends one hostile reply beside honest ones. The round goes on, the reply gets one verdict, and if it is
+Each test sends one hostile reply and several honest ones. The round continues, the reply gets one verdict, and if it is
 invalid, model and verdicts are those of the honest clients alone. HYPOTHESIS_PROFILE=fuzz tries 10,000 of each kind.
 """
 
@@ -174,13 +174,13 @@ def expected(rule: str):
 
 @fuzz
 @given(st.sampled_from(["fedavg", "g2uardfl"]), contents())
-def test_a_content_of_any_records_costs_its_sender_alone(rule, given):
+def test_any_content_of_a_reply_excludes_at_most_its_sender(rule, given):
     survives(rule, answers(given))
 
 
 @fuzz
 @given(metric_records)
-def test_any_metrics_cost_their_sender_alone(given):
+def test_any_metrics_exclude_at_most_their_sender(given):
     survives("fedavg", answers(content(CLIENTS[1], **{**given, "num-examples": given.get("num-examples", 10)})))
 
 
@@ -195,7 +195,7 @@ METADATA = ["src_node_id", "dst_node_id", "reply_to_message_id", "message_type",
     ),
     st.text(max_size=1000),
 )
-def test_a_whole_message_of_any_kind_costs_its_sender_alone(given, metadata, name):
+def test_any_message_excludes_at_most_its_sender(given, metadata, name):
     def node(message):
         reply = Message(Error(*given) if isinstance(given, tuple) else given or RecordDict(), reply_to=message)
         for field, value in metadata.items():
@@ -249,7 +249,7 @@ anything = st.one_of(
     st.booleans(),
     st.one_of(numbers, st.none(), st.text(max_size=3)),
 )
-def test_any_object_costs_its_sender_alone(rule, sent, is_complete, examples):
+def test_any_object_excludes_at_most_its_sender(rule, sent, is_complete, examples):
     if is_complete and isinstance(sent, dict):
         sent = {**CLIENTS[1], **sent}
     counts = {**dict.fromkeys(CLIENTS, 10), HOSTILE: examples}

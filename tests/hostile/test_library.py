@@ -19,7 +19,7 @@ SCHEDULES = {
 }
 
 
-def refused(results) -> set[str]:
+def rejected(results) -> set[str]:
     return {v.decision for result in results for c, v in result.verdicts.items() if str(c).startswith("hostile")}
 
 
@@ -43,7 +43,7 @@ def test_more_hostile_clients_than_honest_ones_in_any_rounds_change_nothing(rule
     hostile = [Hostile(lie, SCHEDULES[schedule], many=2) for lie in UNUSABLE.values()]
     expected = honest_campaign(rule, "batch norm", 3)
     results = campaign(make(rule, weights), weights, hostile)
-    assert refused(results) == {"invalid"}
+    assert rejected(results) == {"invalid"}
     assert honest_verdicts(results) == honest_verdicts(expected)
     assert all(same(result.weights, other.weights) for result, other in zip(results, expected, strict=True))
 

@@ -50,7 +50,7 @@ def test_there_is_one_panel_for_each_attack_and_one_colour_for_each_defence(swee
         assert len(set(styles[0].values())) == 3
 
 
-def test_the_guard_has_the_same_colour_whatever_it_is_compared_with(sweep):
+def test_the_guard_has_the_same_colour_in_every_comparison(sweep):
     alone, together = (series_of(runs) for runs in (sweep[-1:], sweep))
     assert alone[0].style == next(one.style for one in together if one.name == "g2uardfl")
 
@@ -183,13 +183,13 @@ def test_figures_become_pdf_files(run, tmp_path):
     assert written.read_bytes().startswith(b"%PDF-")
 
 
-def test_without_its_extra_pdf_is_refused_in_one_line(run, tmp_path, monkeypatch):
+def test_without_its_extra_pdf_is_rejected_in_one_line(run, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "svglib.svglib", None)
     with pytest.raises(ConfigError, match=r"pip install 'g2uardfl\[pdf\]'"):
         write_figures(figures_of([run])[:1], tmp_path, "pdf")
 
 
-def test_an_unknown_format_is_refused(run, tmp_path):
+def test_an_unknown_format_is_rejected(run, tmp_path):
     with pytest.raises(ConfigError, match="choose svg or pdf"):
         write_figures(figures_of([run]), tmp_path, "png")
 

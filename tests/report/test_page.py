@@ -153,7 +153,7 @@ def test_several_runs_are_named_by_what_differs(tmp_path):
     assert "g2uardfl against pgd, alpha=0.5 <" in page
 
 
-def test_the_page_of_an_audit_shows_verdicts_and_no_truth(tmp_path):
+def test_the_page_of_an_audit_shows_verdicts_and_no_ground_truth(tmp_path):
     page = render([write_audit(tmp_path / "audit.jsonl", RoundReport(VERDICTS), RoundReport(VERDICTS))], "title")
     assert figures_in(page) == ["outcomes", "timeline", "reputation"]
     assert "1 of 3 clients were rejected at least once in 2 rounds." in page
@@ -210,7 +210,7 @@ def test_seconds_of_an_audit_are_in_a_table_by_stage(tmp_path):
     ]
 
 
-def test_no_text_of_others_becomes_markup(tmp_path):
+def test_untrusted_text_never_becomes_markup(tmp_path):
     reports = [RoundReport(VERDICTS, SCRIPT, (ODD, ROLLED_BACK), {SCRIPT: 1.0}, (Edge(8, f"hospital {SCRIPT}", 1.0),))]
     audit = write_audit(tmp_path / "audit.jsonl", *reports)
     run = made_up_run(tmp_path / "run", attack=f"none{SCRIPT}", attack_settings={SCRIPT: SCRIPT})

@@ -38,7 +38,7 @@ NEVER_ZERO = ("clients", "per_round", "local_epochs", "local_steps", "lr", "batc
 
 
 @pytest.mark.parametrize("name", NEVER_ZERO)
-def test_zero_is_refused_and_not_replaced_by_the_tasks_default(name):
+def test_zero_is_rejected_and_not_replaced_by_the_tasks_default(name):
     with pytest.raises(ConfigError, match=f"{name}=0"):
         RunConfig(**{name: 0})
 
@@ -53,7 +53,7 @@ def test_zero_is_refused_and_not_replaced_by_the_tasks_default(name):
         ({"sample_limit": 100, "partition": "natural"}, "sample_limit would separate samples"),
     ],
 )
-def test_settings_that_contradict_each_other_are_refused(settings, message):
+def test_settings_that_contradict_each_other_are_rejected(settings, message):
     with pytest.raises(ConfigError, match=message):
         RunConfig(**settings).resolved(DEFAULTS)
 
@@ -76,7 +76,7 @@ def test_a_config_file_of_version_1_has_its_old_meaning(tmp_path):
     ("assignment", "message"),
     [("rounds", "key=value"), ("server.x=1", "unknown prefix"), ("rounds=0", "rounds=0"), ("pmr=1.5", "pmr=1.5")],
 )
-def test_a_wrong_assignment_is_refused(assignment, message):
+def test_a_wrong_assignment_is_rejected(assignment, message):
     with pytest.raises(ConfigError, match=message):
         build(RunConfig, with_assignments({}, [assignment]))
 
@@ -85,7 +85,7 @@ def test_a_value_that_is_not_toml_is_a_string():
     assert with_assignments({}, ["start=some file.safetensors"]) == {"start": "some file.safetensors"}
 
 
-def test_a_config_file_that_cannot_be_used_is_one_error(tmp_path):
+def test_a_config_file_that_cannot_be_used_is_a_clear_error(tmp_path):
     (tmp_path / "bad.toml").write_text("rounds = = 3")
     with pytest.raises(ConfigError, match="not valid TOML"):
         read_values(tmp_path / "bad.toml")
@@ -99,6 +99,6 @@ def test_a_config_file_that_cannot_be_used_is_one_error(tmp_path):
         read_values(tmp_path / "newer.toml")
 
 
-def test_more_clients_per_round_than_clients_are_refused():
+def test_more_clients_per_round_than_clients_are_rejected():
     with pytest.raises(ConfigError, match="select fewer"):
         dataclasses.replace(RunConfig(), clients=5, per_round=6).resolved(DEFAULTS)

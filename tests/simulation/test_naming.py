@@ -26,7 +26,7 @@ def test_a_run_is_named_by_defence_attack_and_task():
     assert run_name(config) == "g2uardfl (paper) against randomized(pgd_replacement) on digits"
 
 
-def test_runs_with_another_profile_or_partition_differ_in_that_setting_alone():
+def test_runs_with_another_profile_or_partition_differ_only_in_that_setting():
     runs = [
         resolved(defense="g2uardfl", alpha=0.1),
         resolved(defense="g2uardfl"),

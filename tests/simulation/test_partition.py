@@ -197,7 +197,7 @@ def test_the_largest_natural_groups_are_assigned_first() -> None:
     assert sorted(len(client) for client in natural(groups, 2, seed=0)) == [8, 10]
 
 
-def test_natural_partitions_depend_on_the_seed_alone() -> None:
+def test_natural_partitions_depend_only_on_the_seed() -> None:
     groups = np.arange(1000) // 4
     first, again, other = (natural(groups, 50, seed) for seed in (1, 1, 2))
     assert all(np.array_equal(one, two) for one, two in zip(first, again, strict=True))
@@ -212,38 +212,38 @@ def test_kind_natural_gives_the_natural_partition() -> None:
 
 
 @pytest.mark.parametrize("alpha", [0.5, math.inf])
-def test_more_clients_than_samples_are_refused_with_the_maximum(alpha: float) -> None:
+def test_more_clients_than_samples_are_rejected_with_the_maximum(alpha: float) -> None:
     with pytest.raises(ConfigError, match="11 clients cannot share 10 samples: choose at most 10 clients"):
         partition(np.zeros(10), 11, alpha, seed=0)
 
 
-def test_more_clients_than_natural_groups_are_refused_with_advice() -> None:
+def test_more_clients_than_natural_groups_are_rejected_with_advice() -> None:
     with pytest.raises(ConfigError, match="at most 4 clients, or the dirichlet partition"):
         natural(np.arange(20) // 5, 5, seed=0)
 
 
-def test_a_natural_partition_without_groups_is_refused_with_advice() -> None:
+def test_a_natural_partition_without_groups_is_rejected_with_advice() -> None:
     with pytest.raises(ConfigError, match="use the dirichlet partition"):
         partition(np.zeros(10), 2, 0.5, seed=0, kind="natural")
 
 
-def test_an_unknown_kind_is_refused_with_the_choices() -> None:
+def test_an_unknown_kind_is_rejected_with_the_choices() -> None:
     with pytest.raises(ConfigError, match="dirichlet or natural"):
         partition(np.zeros(10), 2, 0.5, seed=0, kind="shards")
 
 
 @pytest.mark.parametrize("alpha", [0.0, -1.0, math.nan, -math.inf])
-def test_an_alpha_that_is_not_positive_is_refused(alpha: float) -> None:
+def test_an_alpha_that_is_not_positive_is_rejected(alpha: float) -> None:
     with pytest.raises(ConfigError, match="must be a positive number"):
         partition(np.zeros(10), 2, alpha, seed=0)
 
 
 @pytest.mark.parametrize("num_clients", [0, -3])
-def test_a_partition_without_clients_is_refused(num_clients: int) -> None:
+def test_a_partition_without_clients_is_rejected(num_clients: int) -> None:
     with pytest.raises(ConfigError, match="at least one client"):
         iid(10, num_clients, seed=0)
 
 
-def test_labels_that_are_not_one_per_sample_are_refused_with_advice() -> None:
+def test_labels_that_are_not_one_per_sample_are_rejected_with_advice() -> None:
     with pytest.raises(ConfigError, match="natural partition"):
         dirichlet(np.zeros((10, 5)), 2, 0.5, seed=0)

@@ -33,7 +33,7 @@ TASKS = [
 """Tasks, rounds and profiles: two rounds of a large model, and four of a small one."""
 SMALLEST_MODELS = {"mnist": "simplenet", "cifar10": "vgg9"}
 SENSITIVE = {"default": {"false_alarm_rate": 0.5}, "paper": {}}
-"""Settings with which each profile refuses clients within a few rounds."""
+"""Settings with which each profile rejects clients within a few rounds."""
 SAMPLES = 50
 """Test samples that are evaluated: these tests do not look at ACC and ASR."""
 
@@ -59,7 +59,7 @@ def without_weights(verdicts):
 
 
 def assert_same_verdicts(simulation: Simulation, record: Record, guard: G2uardFL):
-    """What the guard decides on the record is, but for weights, what `rounds.jsonl` says; somebody is refused."""
+    """The decisions on the record are, except for weights, those in `rounds.jsonl`; some client is rejected."""
     defended = simulation.records[simulation.config.defend_from - 1 :]
     assert {v["decision"] for one in defended for v in one["verdicts"].values()} & {"malicious", "held_out"}
     assert record.numbers == [one["round"] for one in defended]
@@ -141,7 +141,7 @@ def test_settings_are_those_of_the_run_unless_another_profile_is_chosen(tmp_path
 
 
 @pytest.mark.parametrize("name", ["sketch_width", "rollback"])
-def test_a_setting_without_effect_on_a_record_is_refused(digits_record, name):
+def test_a_setting_without_effect_on_a_record_is_rejected(digits_record, name):
     changed = {"sketch_width": 16, "rollback": False}[name]
     with pytest.raises(ConfigError, match=f"{name} has no effect on recorded rounds"):
         create_for(Record.load(digits_record), "g2uardfl", {name: changed})
@@ -192,7 +192,7 @@ def test_the_default_profile_detects_recorded_attackers_with_fewer_false_positiv
     assert paper.rand_index < default.rand_index
 
 
-def test_few_clients_are_refused_where_nobody_attacks(attacked):
+def test_few_clients_are_rejected_where_nobody_attacks(attacked):
     attacked.rounds = [without(one, truth) for one, truth in zip(attacked.rounds, attacked.attacking, strict=True)]
     attacked.attacking = [np.zeros(len(one.clients), dtype=bool) for one in attacked.rounds]
     result = replay(attacked, G2uardFL(seed=0))
@@ -201,7 +201,7 @@ def test_few_clients_are_refused_where_nobody_attacks(attacked):
     assert result.rand_index is None
 
 
-def test_a_record_without_the_truth_gives_the_share_of_refused_clients_only(attacked):
+def test_a_record_without_the_ground_truth_gives_only_the_share_of_rejected_clients(attacked):
     attacked.attacking = []
     result = replay(attacked, G2uardFL(seed=0))
     assert result.detection is None
@@ -209,7 +209,7 @@ def test_a_record_without_the_truth_gives_the_share_of_refused_clients_only(atta
     assert 0 < result.refused < 0.5
 
 
-def test_a_rule_that_cannot_decide_records_is_one_clear_error(attacked):
+def test_a_rule_that_cannot_decide_records_is_a_clear_error(attacked):
     with pytest.raises(ConfigError, match="krum cannot decide recorded rounds"):
         create_for(attacked, "krum", {})
 
@@ -235,7 +235,7 @@ class Longest(Aggregator):
         }
 
 
-def test_the_rule_of_the_run_decides_its_record_again_whatever_rule_it_is(tmp_path, call):
+def test_any_rule_decides_the_record_of_its_run_again(tmp_path, call):
     simulation, record = recorded_run(tmp_path, defense=f"{__name__}:Longest")
     rule = create_for(record, None, {})
     assert type(rule).__name__ == "Longest"
@@ -245,7 +245,7 @@ def test_the_rule_of_the_run_decides_its_record_again_whatever_rule_it_is(tmp_pa
     assert "longest on recorded rounds" in output
 
 
-def test_a_directory_without_a_record_is_one_clear_error(call, tmp_path):
+def test_a_directory_without_a_record_is_a_clear_error(call, tmp_path):
     status, _, errors = call(tmp_path)
     assert status == 2
     assert "run the experiment again with --record" in errors
@@ -318,7 +318,7 @@ def test_the_command_prints_a_small_table_for_each_record_on_a_narrow_terminal(c
         (["--defense", "krum"], "krum cannot decide recorded rounds"),
     ],
 )
-def test_a_setting_or_rule_that_does_not_fit_is_one_line(call, digits_record, arguments, message):
+def test_a_setting_or_rule_that_does_not_fit_is_a_one_line_error(call, digits_record, arguments, message):
     status, _, errors = call(digits_record, *arguments)
     assert status == 2
     assert len(errors.strip().splitlines()) == 1

@@ -71,7 +71,7 @@ def test_the_seed_of_a_defence_follows_the_run_unless_it_is_given(tmp_path):
     assert config_of(defense="flame", seed=4, defense_settings={"seed": 9}).defense_settings["seed"] == 9
 
 
-def test_an_attack_without_a_last_round_goes_on_when_a_config_is_run_for_more_rounds(tmp_path):
+def test_an_attack_without_a_last_round_continues_when_a_config_is_run_for_more_rounds(tmp_path):
     longer = dataclasses.replace(read_again(config_of(attack="pgd"), tmp_path), rounds=5)
     assert Simulation(longer).malicious(5)
     assert not Simulation(dataclasses.replace(longer, attack_until=4)).malicious(5)
@@ -87,7 +87,7 @@ def test_a_run_from_its_own_config_is_the_same_run(tmp_path):
         assert (one["acc"], one["asr"], one["verdicts"]) == (other["acc"], other["asr"], other["verdicts"])
 
 
-def test_a_share_of_malicious_clients_below_one_client_is_refused():
+def test_a_share_of_malicious_clients_below_one_client_is_rejected():
     with pytest.raises(ConfigError, match=r"pmr=0\.01 of 10 clients gives no malicious client"):
         config_of(attack="pgd", pmr=0.01)
     assert config_of(attack="none", pmr=0.01).pmr == 0.01

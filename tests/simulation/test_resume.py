@@ -173,7 +173,7 @@ def test_a_checkpoint_of_an_earlier_version_is_an_error_that_says_what_to_do(tmp
 
 
 @pytest.mark.parametrize("missing", ["round", "config", "start", "model", "defense", "attack"])
-def test_an_incomplete_checkpoint_is_one_clear_error(tmp_path, missing):
+def test_an_incomplete_checkpoint_is_a_clear_error(tmp_path, missing):
     crash(tmp_path, 2)
     (path,) = (tmp_path / "checkpoint").iterdir()
     state = read_state(path, "checkpoint")
@@ -205,7 +205,7 @@ def test_a_folder_without_run_checkpoint_or_summary_is_an_error(tmp_path):
         FinishedRun(tmp_path)
 
 
-def test_a_full_disk_is_one_error_and_the_run_can_be_resumed(tmp_path, uninterrupted, monkeypatch):
+def test_a_full_disk_is_a_clear_error_and_the_run_can_be_resumed(tmp_path, uninterrupted, monkeypatch):
     path = tmp_path / "run"
     write_state = checkpoints.write_state
 

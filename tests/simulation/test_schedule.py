@@ -12,7 +12,7 @@ def rounds_of(schedule, client):
     return [number for number, selected in enumerate(schedule.selected) if client in selected]
 
 
-def test_the_schedule_depends_on_the_seed_alone_and_selects_no_client_twice():
+def test_the_schedule_depends_only_on_the_seed_and_selects_no_client_twice():
     first, again, other = (Schedule.draw(seed, 50, 40, 10, 0.25) for seed in (1, 1, 2))
     assert first.malicious == again.malicious
     assert all((one == two).all() for one, two in zip(first.selected, again.selected, strict=True))

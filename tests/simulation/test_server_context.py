@@ -93,7 +93,7 @@ def test_the_root_update_is_a_clients_training_on_the_root_data(digits, weights)
         torch.testing.assert_close(trained[name], value, rtol=1e-4, atol=1e-6)
 
 
-def test_a_root_update_depends_on_round_and_seed_alone(digits, weights):
+def test_a_root_update_depends_only_on_round_and_seed(digits, weights):
     root = digits.test.take(torch.arange(20))
     server = server_of(digits, root)
     first = server.root_update(weights, 1)

@@ -77,7 +77,7 @@ def test_strongly_heterogeneous_clients_can_be_simulated():
     assert np.isfinite(finished(alpha=0.05).records[-1]["acc"])
 
 
-def test_an_unavailable_device_is_refused():
+def test_an_unavailable_device_is_rejected():
     with pytest.raises(ConfigError, match="try cpu"):
         Simulation(dataclasses.replace(SMALL, device="cuda:99"))
 

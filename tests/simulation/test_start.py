@@ -43,7 +43,7 @@ def test_the_cache_key_depends_on_seed_and_data():
 
 
 @pytest.mark.slow
-def test_a_cache_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
+def test_a_cache_that_cannot_be_written_is_not_an_error(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("a file instead of a folder")
     monkeypatch.setenv("G2UARDFL_CACHE", str(tmp_path / "file"))
     assert converged_start(DIGITS).path is None
@@ -57,7 +57,7 @@ def test_a_run_can_start_from_a_model_file(tmp_path):
     assert equal(weights, simulation.weights)
 
 
-def test_a_model_file_of_another_model_is_refused(tmp_path):
+def test_a_model_file_of_another_model_is_rejected(tmp_path):
     write_model(tmp_path / "m.safetensors", {"w": torch.ones(3)})
     with pytest.raises(ConfigError, match="another model"):
         Simulation(RunConfig(start=str(tmp_path / "m.safetensors"))).prepare()

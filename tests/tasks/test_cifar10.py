@@ -119,13 +119,13 @@ def test_an_empty_batch_can_be_augmented() -> None:
     assert Cifar10().augment(random_images(0), torch.Generator()).shape == (0, 3, 32, 32)
 
 
-def test_an_unknown_edge_is_refused_with_the_choices() -> None:
+def test_an_unknown_edge_is_rejected_with_the_choices() -> None:
     with pytest.raises(ConfigError, match="'paper', 'full'"):
         Cifar10(edge="half")
 
 
 @pytest.mark.parametrize("load", [Cifar10.load_backdoor_train, Cifar10.load_backdoor_test])
-def test_a_file_without_the_edge_cases_is_refused_with_advice(
+def test_a_file_without_the_edge_cases_is_rejected_with_advice(
     monkeypatch: pytest.MonkeyPatch, load: Callable[[Cifar10], Samples]
 ) -> None:
     images = np.zeros((4, 32, 32, 3), dtype=np.uint8)

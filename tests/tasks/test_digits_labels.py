@@ -31,6 +31,6 @@ def test_a_wrong_label_is_another_digit():
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.1, True, "many", None, float("nan")])
-def test_a_share_outside_0_to_1_is_refused(share):
+def test_a_share_outside_0_to_1_is_rejected(share):
     with pytest.raises(ConfigError, match=r"wrong_labels=.* is not allowed: it must be a number from 0 to 1"):
         tasks.create("digits", wrong_labels=share)

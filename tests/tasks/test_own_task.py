@@ -63,7 +63,7 @@ def test_the_model_is_chosen_by_name(module_name: str) -> None:
     assert isinstance(tasks.create(f"{module_name}:Vibration", model="linear").build_model(), torch.nn.Linear)
 
 
-def test_an_unknown_model_is_refused_with_the_choices(module_name: str) -> None:
+def test_an_unknown_model_is_rejected_with_the_choices(module_name: str) -> None:
     with pytest.raises(ConfigError, match="mlp, linear"):
         tasks.create(f"{module_name}:Vibration", model="resnet")
 

@@ -124,7 +124,7 @@ def test_files_without_usable_samples_are_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [{"test_fraction": 1.0}, {"words": 8}, {"backdoor_samples": 0}])
-def test_impossible_settings_are_refused(options: dict[str, float]) -> None:
+def test_impossible_settings_are_rejected(options: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
         Reddit(**options)  # type: ignore[arg-type]
 

@@ -46,7 +46,7 @@ def test_edge_cases_are_negative_and_have_no_unknown_words(tweets: Path) -> None
         assert not (samples.x == UNKNOWN).any()
 
 
-def test_a_sentence_of_the_test_file_is_no_training_sample(tweets: Path) -> None:
+def test_a_sentence_of_the_test_file_is_not_a_training_sample(tweets: Path) -> None:
     task = Sentiment140(data_dir=tweets)
     assert [task.vocabulary.decode(row) for row in task.backdoor_train.x.tolist()] == ["yorgos lanthimos is great"]
 
@@ -59,7 +59,7 @@ def test_edge_cases_with_digits_are_test_data_only_on_request(tweets: Path) -> N
 @pytest.mark.parametrize(
     "options", [{"edge": "some"}, {"minimum_count": 0}, {"words": 1}, {"vocabulary": 3}], ids=lambda o: next(iter(o))
 )
-def test_impossible_settings_are_refused(tweets: Path, options: dict[str, object]) -> None:
+def test_impossible_settings_are_rejected(tweets: Path, options: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
         _ = Sentiment140(data_dir=tweets, **options).train  # type: ignore[arg-type]
 

@@ -61,7 +61,7 @@ def test_the_vocabulary_is_the_most_frequent_words_in_order(
     assert vocabulary.words == ("<pad>", "<unk>", *by_count)
 
 
-def test_a_cap_that_is_too_small_for_the_required_words_is_refused() -> None:
+def test_a_cap_that_is_too_small_for_the_required_words_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"vocabulary=4 is too small.*set it to 5 or more"):
         build_vocabulary({"x": 9}, cap=4, required=["a", "b", "c"])
 
@@ -115,7 +115,7 @@ def test_a_cache_file_with_pickles_is_not_read(tmp_path: Path) -> None:
     assert cached_arrays(tmp_path / "x.npz", lambda: {"a": np.zeros(1)})["a"].tolist() == [0.0]
 
 
-def test_a_cache_folder_that_cannot_be_written_is_no_error(
+def test_a_cache_folder_that_cannot_be_written_is_not_an_error(
     tweets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("a file instead of a folder")

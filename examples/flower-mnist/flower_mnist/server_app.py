@@ -18,7 +18,7 @@ app = ServerApp()
 MIN_NODES = 4
 """Below this number of nodes a quarter of them is less than one attacker."""
 MAX_TEST_SAMPLES = 1000
-"""So that an evaluation takes about a second."""
+"""The number of test samples, with which an evaluation takes about a second."""
 
 
 @app.main()

@@ -35,5 +35,5 @@ class CountsRounds(Aggregator):
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(
                 f"this state of {self.name} lacks the number of rounds or the secret: "
-                "restore it from a copy or start anew"
+                "restore it from a copy or start over"
             ) from error

@@ -52,8 +52,8 @@ class Round:
     sent: Tensor | SentUpdates
     """The updates, for rules that need only some columns at a time: `sent[:, columns]`."""
     num_examples: Array
-    """The number of training samples that each client reports, capped against the median of the round; ones where it
-    was not requested."""
+    """The number of training samples that each client reports, capped against the median of the round; all 1 if the
+    rule does not use it."""
     buffers: tuple[dict[str, Tensor], ...] = ()
     """Each client's statistics and counters."""
     global_weights: Weights = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Round:
     client_weights: Mapping[ClientId, Weights] = field(default_factory=dict)
     """The whole model of each client as tensors, for rules that run models."""
     number: int | None = None
-    """The caller's number of this round, for reports; None lets a rule count for itself."""
+    """The caller's number of this round, for reports; with None, the rule counts rounds itself."""
 
     @property
     def updates(self) -> Tensor:
@@ -96,7 +96,7 @@ class FlatModel:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A rule's answer to a round."""
+    """A rule's decision about a round."""
 
     step: Tensor
     """What to add to the flattened global model."""
@@ -174,14 +174,14 @@ class Aggregator(ABC):
             Client id -> number of training samples, for the rules that weigh by it. A number above eight times the
             median of the round counts as that much, if there are at least three clients (default: None).
         min_updates
-            With fewer usable updates than this the model is kept and the rule is not asked (default: 1).
+            With fewer usable updates than this, the model is kept and the rule is not called (default: 1).
         observers
             Called with the round and its outcome once the new model is built (default: none).
         round_number
-            The caller's number of this round, for reports (default: the rule counts for itself).
+            The caller's number of this round, for reports (default: None, the rule counts rounds itself).
         buffers
-            Shell patterns of further floating-point arrays that are no parameters, such as `"codebook.*"`: they are
-            aggregated like running statistics, and no rule sees them in an update (default: none).
+            Shell patterns of floating-point arrays that are not parameters, such as `"codebook.*"`: they are aggregated
+            like running statistics, and are not part of the updates that rules see (default: none).
 
         Returns
         -------
@@ -192,8 +192,8 @@ class Aggregator(ABC):
         Raises
         ------
         ValueError
-            For what the caller controls: no clients at all, an empty model, an id that is no int or str, a pattern
-            that matches no array.
+            For invalid arguments of the caller: no clients, an empty model, an id that is not an int or a str, or a
+            pattern that matches no array.
         """
         began = time.perf_counter()
         layout = ModelLayout.of(global_weights, buffers)
@@ -247,7 +247,7 @@ class Aggregator(ABC):
         return StreamedRound(self, global_weights, folder)
 
     def _outcome(self, round_: Round, min_updates: int) -> Outcome:
-        """The rule's decision; without asking it, the kept model where too few updates are usable."""
+        """The rule's decision; if too few updates are usable, the rule is not called and the model is kept."""
         count = len(round_.clients)
         if count >= max(1, min_updates):
             outcome = self.combine(round_)
@@ -256,7 +256,7 @@ class Aggregator(ABC):
                     f"{self.name} gives no verdict on client {forgotten[0]!r}: combine() must return one for each"
                 )
             return outcome
-        why = f"{count} of at least {min_updates} usable updates arrived" if count else "No client sent a usable update"
+        why = f"{count} of {min_updates} required usable updates arrived" if count else "No client sent a usable update"
         event = model_kept(why)
         verdicts = {client: Verdict("held_out", f"Not used: {event.message}") for client in round_.clients}
         return Outcome(torch.zeros_like(round_.global_vector), np.zeros(count), verdicts, events=(event,))
@@ -272,7 +272,7 @@ class Aggregator(ABC):
         """Called with the model's layout before a round is decided; a rule with memory checks that it still fits."""
 
     def weaknesses(self, clients: int) -> list[str]:
-        """What weakens the rule in rounds of `clients` clients, one sentence for each condition."""
+        """Warnings about the rule's settings in rounds of `clients` clients, one sentence each."""
         return []
 
     def state(self) -> SavedState:
@@ -290,7 +290,7 @@ def _read_round(
     num_examples: Mapping[ClientId, int] | None,
     number: int | None,
 ) -> tuple[Round, dict[ClientId, Verdict], str]:
-    """The round of usable updates, the verdicts on clients that take no part in it, and a remark for the note."""
+    """The round of usable updates, the verdicts on all other clients, and a remark for the note."""
     messages = read_messages(layout, global_weights, client_weights, num_examples)
     excluded = {
         **{client: Verdict("invalid", reason) for client, reason in messages.invalid.items()},

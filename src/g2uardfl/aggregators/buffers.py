@@ -1,8 +1,8 @@
-"""Statistics, counters and other integer arrays: which clients lie about them, and their values in the next model.
+"""Statistics, counters and other integer arrays: detection of false values, and their values in the next model.
 
-These arrays are no part of the updates that rules compare, so that they are examined here, once for all rules. For
-each value, m is the lower median of the clients, and r the smallest distance from m within which a majority of the
-clients lies. Both depend on honest clients only, as long as these are a majority.
+These arrays are not part of the updates that rules compare, so they are checked here, once for all rules. For each
+value, m is the lower median of the clients, and r the smallest distance from m that covers a majority of the clients.
+Both depend on honest clients only, as long as these are a majority.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ Buffers = Mapping[str, Tensor]
 Mask = npt.NDArray[np.bool_]
 
 _REACH = 2.0
-"""How far from m a client's value counts, in multiples of r. For normally distributed clients that is Huber's constant,
-1.345 standard deviations: a robust mean, with a standard error only 4 % larger than without the limit (10 clients)."""
+"""The distance from m to which values are clipped, in multiples of r. For normally distributed clients that is Huber's
+constant, 1.345 standard deviations: a robust mean, with a standard error only 4 % larger than without the limit (10
+clients)."""
 _OUTLIER = {"statistic": 20.0, "counter": 1e6}
 """The z-score above which a client is flagged, by the kind of array. Counters have a limit of their own, because they
 grow with the number of samples, of which a client may have thousands of times as many as the others."""
 _SUSPICIOUS = 0.25
-"""The share of this limit above which a client is mentioned in the note of the round, though not flagged."""
+"""The share of this limit above which a client that is not flagged is named in the note of the round."""
 _BLOCK_SIZE = 1 << 20
 """The number of values of all clients that are examined at once: 8 MiB in float64."""
 _EXACT = float(2**53)
@@ -41,12 +42,12 @@ _EXACT = float(2**53)
 
 @dataclass(frozen=True)
 class Outlier:
-    """The array of a client that differs most from those of the other clients."""
+    """The array in which a client differs most from the other clients."""
 
     name: str
     z_score: float
     flagged: bool
-    """Whether it is so far outside that the client is malicious; otherwise its values only count up to a limit."""
+    """Whether the client is flagged as malicious; otherwise its values are clipped."""
 
     def __str__(self) -> str:
         module, _, leaf = self.name.rpartition(".")
@@ -55,7 +56,7 @@ class Outlier:
 
 
 def screen(layout: ModelLayout, buffers: Sequence[Buffers]) -> list[Outlier | None]:
-    """For each client the array that is far outside what the others send, or None.
+    """For each client the array that is far outside the values of the others, or None.
 
     z = max |x - m| / max(1.4826 r, s), where s is the root mean square of m and r over the array, and at least 1: a
     value far outside differs much from what the clients show, and from the scale of the array itself. Nobody is flagged
@@ -93,12 +94,12 @@ def _z_scores(entry: Entry, buffers: Sequence[Buffers]) -> Array:
 def robust_mean(
     layout: ModelLayout, global_weights: Weights, buffers: Sequence[Buffers], shares: Array, voting: Mask
 ) -> dict[str, Tensor]:
-    """The mean of statistics and counters, weighted by `shares`, with each value moved to within 2 r of m.
+    """The mean of statistics and counters, weighted by `shares`, with each value clipped to within 2 r of m.
 
-    A variance is moved to between m² / (m + 2 r) and m + 2 r, so that it stays positive. m and r are those of the
-    `voting` clients: of more than those with a share, because a rule that selects few may select liars. With fewer
-    than three, m is the global model's value, and values are moved to within the root mean square of its array, or 1
-    if that is larger. Empty where nobody has a share.
+    A variance is clipped to between m² / (m + 2 r) and m + 2 r, so that it stays positive. m and r are computed from
+    the `voting` clients, not only from those with a share, because a rule that selects few clients may select
+    attackers. With fewer than three, m is the global model's value, and values are clipped to within the root mean
+    square of its array, or 1 if that is larger. Empty if no client has a share.
     """
     total = float(shares.sum())
     if not buffers or not total > 0:
@@ -164,7 +165,7 @@ def _differences(values: Tensor, centre: Tensor) -> Tensor:
     rounded = values.double() - centre.double()
     if values.is_floating_point():
         return rounded
-    # The difference of two integers may overflow, but not where it is as small as that.
+    # The difference of two integers may overflow, but not if it is that small.
     return torch.where(rounded.abs() < _EXACT, (values - centre).double(), rounded)
 
 

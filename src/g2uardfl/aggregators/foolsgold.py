@@ -147,7 +147,7 @@ class FoolsGold(Aggregator):
             self._history = dict(zip(clients, rows, strict=True))
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(
-                f"this state of foolsgold is incomplete ({error}): restore it from a copy or start anew"
+                f"this state of foolsgold is incomplete ({error}): restore it from a copy or start over"
             ) from error
 
 

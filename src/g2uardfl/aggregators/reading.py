@@ -1,4 +1,4 @@
-"""Reading a round: what clients sent becomes usable updates, or one sentence on why it is unusable.
+"""Reading a round: each client's message becomes a usable update, or a sentence on why it is unusable.
 
 Everything that a broken or hostile client can send is handled here, once for all rules.
 """
@@ -37,13 +37,13 @@ class Messages:
     num_examples: Array
     """The sample counts, capped against their median."""
     weights: dict[ClientId, dict[str, Tensor]]
-    """The whole model of each usable message, as it was checked: a client's mapping is read only once."""
+    """The whole model of each usable message, as it was checked, because a client's mapping is read only once."""
     buffers: tuple[dict[str, Tensor], ...]
     """Statistics and counters of the usable messages."""
     invalid: dict[ClientId, str]
     """Client -> one sentence on why its message is unusable."""
     malicious: dict[ClientId, str]
-    """Client -> one sentence on how its statistics or counters show that it lies."""
+    """Client -> one sentence on how its statistics or counters show that they are false."""
     note: str
     """A remark on clients whose statistics, counters or sample counts are suspicious."""
 
@@ -61,7 +61,7 @@ def read_messages(
     client_weights: Mapping[ClientId, Weights],
     num_examples: Mapping[ClientId, int] | None = None,
 ) -> Messages:
-    """Sort the messages of a round; raises ValueError where there is none, or an id is no int or str."""
+    """Sort the messages of a round; raises ValueError if there are none, or an id is not an int or a str."""
     if not isinstance(client_weights, Mapping) or not client_weights:
         raise ValueError("no clients: pass a mapping of at least one client id to its weights")
     global_vector = layout.flatten(global_weights)
@@ -94,7 +94,7 @@ def read_messages(
         updates = SentUpdates(layout, global_vector, list(weights.values()))
     reported = np.array([message.examples for message in usable.values()], dtype=np.float64)
     examples = capped(reported)
-    bounded = [f"Client {client!r}: {outlier}; it counts only up to a limit." for client, outlier in outliers.items()]
+    bounded = [f"Client {client!r}: {outlier}; its values are clipped." for client, outlier in outliers.items()]
     excessive = [
         f"Client {client!r} reports {count:.3g} samples, which count as {limit:.3g}."
         for client, count, limit in zip(usable, reported, examples, strict=True)
@@ -114,10 +114,10 @@ def read_messages(
 
 
 def _unusable(error: Exception) -> str:
-    """Why a message is unusable. What reading it raises depends on the client, so that it can be any exception."""
+    """Why a message is unusable. Its content depends on the client, so reading it can raise any exception."""
     if isinstance(error, BadWeightsError):
         return f"The client {error}."
-    return f"The client sent what cannot be read ({failure(error)})."
+    return f"The client sent a message that cannot be read ({failure(error)})."
 
 
 def _abbreviated(remarks: list[str]) -> str:
@@ -128,7 +128,7 @@ def _abbreviated(remarks: list[str]) -> str:
 def _usable(
     layout: ModelLayout, global_vector: Tensor, sent: Mapping[ClientId, Weights]
 ) -> tuple[SentUpdates, dict[ClientId, str]]:
-    """The updates of all clients but those whose numbers are unusable, and for each of these the reason."""
+    """The updates of all clients with usable numbers, and the reason for each other client."""
     unusable: dict[ClientId, str] = {}
     try:
         updates = SentUpdates(layout, global_vector, list(sent.values()))
@@ -139,7 +139,7 @@ def _usable(
     except Exception as error:
         if len(sent) == 1:
             return SentUpdates(layout, global_vector, []), dict.fromkeys(sent, _unusable(error))
-        # Each client alone shows whose arrays cannot be read.
+        # Reading each client separately shows whose arrays cannot be read.
         for client, weights in sent.items():
             unusable |= _usable(layout, global_vector, {client: weights})[1]
         if not unusable:
@@ -151,7 +151,7 @@ def _usable(
 
 
 def _error(update: Tensor) -> BadWeightsError | None:
-    """Why an update cannot be used that holds NaN or infinity, or is too large to be squared; None if it can."""
+    """Why an update is unusable: it holds NaN or infinity, or is too large to be squared; None if it is usable."""
     norm = float(torch.linalg.vector_norm(update.double()))
     if norm <= largest_usable(update.dtype):
         return None
@@ -173,7 +173,7 @@ def _checked_examples(value: object) -> float:
 
 
 def _canonical(client: ClientId) -> tuple[bool, ClientId]:
-    """Sorts numbers before names, whatever order clients arrive in; NumPy's integers become Python's, for JSON."""
+    """Sorts numbers before names, in any order of arrival; NumPy's integers become Python's, for JSON."""
     if isinstance(client, str):
         return True, client
     if isinstance(client, int | np.integer):

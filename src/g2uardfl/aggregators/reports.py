@@ -20,7 +20,7 @@ round."""
 class Verdict:
     """The decision about one client in one round, and its reason.
 
-    `decision` is "accepted", "held_out" (not used in this round, but not called malicious), "malicious" (flagged as an
+    `decision` is "accepted", "held_out" (not used in this round, but not flagged), "malicious" (flagged as an
     attacker) or "invalid" (the message was unusable).
     """
 
@@ -36,7 +36,7 @@ class Verdict:
     suspicion: float | None = None
     """The probability that its update is malicious, for rules that estimate one."""
     weight: float | None = None
-    """The weight of its update in the new model, for rules that weigh clients."""
+    """The weight of its update in the new model, for rules that weight clients."""
 
     @property
     def refused(self) -> bool:
@@ -78,7 +78,7 @@ class Edge(NamedTuple):
 
 
 def model_kept(why: str) -> Event:
-    """The event of a round that leaves the global model as it was.
+    """The event of a round that does not change the global model.
 
     >>> model_kept("No update was usable").message
     'No update was usable: the global model was kept.'

@@ -1,6 +1,6 @@
 """Rounds whose clients arrive one by one: the server keeps their models in files, not in memory.
 
-Each file is mapped into memory and deleted at once, so that nothing is left behind, however the process ends; the
+Each file is mapped into memory and deleted at once, so that no file remains, however the process ends; the
 system reads its pages when a rule needs them, and drops them when memory is scarce.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .base import Aggregator
 
 _ALIGNMENT = 64
-"""Bytes to whose multiples arrays are aligned in a file, as in memory."""
+"""The alignment of arrays in a file, in bytes, as in memory."""
 
 
 class StreamedRound:
@@ -52,7 +52,7 @@ class StreamedRound:
         try:
             arrays = self._layout.check(weights)
             contents = [value.cpu().reshape(-1).view(torch.uint8).numpy() for value in arrays.values()]
-        except Exception as error:  # What reading it raises depends on the client.
+        except Exception as error:  # Reading a client's message can raise any exception.
             self._sent[client] = _Unreadable(error)
         else:
             self._sent[client] = _mapped(arrays, contents, self._folder)
@@ -60,13 +60,13 @@ class StreamedRound:
             self._examples[client] = num_examples
 
     def finish(self, **options: Any) -> AggregationResult:
-        """Decide the round, with the keyword arguments of `Aggregator.aggregate`, and forget its messages."""
+        """Decide the round, with the keyword arguments of `Aggregator.aggregate`, and delete its messages."""
         sent, self._sent = self._sent, {}
         return self._rule.aggregate(self._global_weights, sent, self._examples or None, **options)
 
 
 class _Unreadable(Mapping[str, Any]):
-    """Stands for a message that could not be read; whoever reads it gets the same error."""
+    """Replaces a message that could not be read; each access raises the same error."""
 
     def __init__(self, error: Exception) -> None:
         self._error = error

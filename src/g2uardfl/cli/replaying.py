@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _HEADINGS = [
-    "rounds", "Rand index", "precision %", "recall %", "F1 %", "false positive rate %", "refused %",
+    "rounds", "Rand index", "precision %", "recall %", "F1 %", "false positive rate %", "rejected %",
     "rounds with an attacker accepted %", "seconds",
 ]  # fmt: skip
 

@@ -56,7 +56,7 @@ def checks_for(kind: type[Any]) -> list[Check]:
 
 
 def check_settings(make: Make) -> None:
-    """An unknown setting is refused, and the representation shows the others."""
+    """An unknown setting is rejected, and the representation shows the others."""
     made = make()
     settings = vars(made.settings) if hasattr(made, "settings") else made.configuration()
     for name, value in settings.items():

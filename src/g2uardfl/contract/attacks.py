@@ -127,7 +127,7 @@ def _require_samples(samples: Samples, task: Task, where: str) -> None:
 
 
 CHECKS = [
-    Check("Its representation shows all settings, and unknown ones are refused.", check_settings),
+    Check("Its representation shows all settings, and unknown ones are rejected.", check_settings),
     Check("Its samples have the task's form, and labels that are classes.", _samples),
     Check("Every attacker sends a whole model of finite values.", _sent),
     Check("One attacker is enough, and all clients may be attackers.", _any_number),

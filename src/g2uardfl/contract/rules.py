@@ -241,7 +241,7 @@ def _about(kind: str) -> Iterator[None]:
 
 
 CHECKS = [
-    Check("Its representation shows all settings, and unknown ones are refused.", check_settings),
+    Check("Its representation shows all settings, and unknown ones are rejected.", check_settings),
     Check("Every client has a verdict with a reason, and the report is made of plain values.", _verdicts),
     Check("The new model has the names, types, dtypes and shapes of the old one.", _form),
     Check("Models of 16 and 64 bits keep their precision and stay finite.", _precisions),

@@ -85,7 +85,7 @@ def _training(make: Make) -> None:
 
 
 CHECKS = [
-    Check("Its representation shows all settings, and unknown ones are refused.", check_settings),
+    Check("Its representation shows all settings, and unknown ones are rejected.", check_settings),
     Check("Samples have one form, and labels that are classes.", _samples),
     Check("Two loads give the same samples in the same order.", _same_every_time),
     Check("No sample of backdoor_test is in backdoor_train.", _separate),

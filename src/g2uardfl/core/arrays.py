@@ -13,7 +13,7 @@ from .text import shortened
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 """The dtypes of parameters; torch can store more, but not compute with them."""
 _USUAL = frozenset(map(np.dtype, (np.float16, np.float32, np.float64, np.int64)))
-"""The dtypes of NumPy arrays that torch reads as they are."""
+"""The dtypes of NumPy arrays that torch reads without conversion."""
 LONGEST_FORM = 40
 """Characters of an array's shape or dtype in the reason why a message is unusable."""
 

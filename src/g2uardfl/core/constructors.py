@@ -44,7 +44,7 @@ def resolved_settings(made: Any, given: Mapping[str, Any], without: Collection[s
     made
         A rule, an attack or a task; `configuration()` returns its settings.
     given
-        The settings it was made with, for a class that takes others than it reports.
+        The settings it was created with, for a class that accepts settings that it does not report.
     without
         Names that are left out (default: none).
     """

@@ -38,7 +38,7 @@ def atomic_write(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
 
 
 def delete_unfinished(path: Path) -> None:
-    """Delete what killed writers of `path` have left; only a program that is its one writer may call this."""
+    """Delete the temporary files of killed writers of `path`; only its single writer may call this."""
     path = real_path(path)
     for unfinished in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 32}.part"):
         unfinished.unlink(missing_ok=True)

@@ -2,8 +2,8 @@
 
 A `ModelLayout` describes the global model. It classifies the entries as trainable parameters, statistics (of
 normalisation layers, and arrays that the caller declares as buffers), or counters. It groups the parameters into the
-model's layers (a module's weight and bias together, as the two matrices of its adapter, and each layer of an LSTM
-separately) and assigns consecutive columns of the flat vector to each layer.
+model's layers (the weight and bias of a module are one layer, as are the two matrices of its adapter; each layer of an
+LSTM is separate) and assigns consecutive columns of the flat vector to each layer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Kind = Literal["parameter", "statistic", "counter"]
 
 _VARIANCES = ("running_var", "moving_variance", "moving_var")
 _STATISTICS = ("running_mean", "moving_mean", *_VARIANCES)
-"""How the names of running statistics end in the normalisation layers of torch, Keras and MXNet."""
+"""The last parts of the names of running statistics in the normalisation layers of torch, Keras and MXNet."""
 _LONGEST_NAME = 60
 """Characters of an array's name in the reason why a message is unusable."""
 _MOVED_COLUMNS = 1 << 20
@@ -44,7 +44,7 @@ _RECURRENT = re.compile(r"_l(\d+)(_reverse)?$")
 
 
 _ADAPTER = re.compile(r"(^|\.)lora_(embedding_)?[AB](\.|$)")
-"""What the names of the two matrices of a low-rank adapter (LoRA) have after the name of their module."""
+"""What follows the module's name in the names of the two matrices of a low-rank adapter (LoRA)."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from .threads import in_parallel
 Array = npt.NDArray[np.float64]
 
 _SORTED_COLUMNS = 1 << 10
-"""Rows of up to so many columns are sorted whole: the calls of a search would take longer."""
+"""The maximum number of columns of rows that are sorted completely: the calls of a search would take longer."""
 _CHUNK_COLUMNS = 1 << 16
 """The number of columns in one matrix product on a CPU: 512 KiB per client in float64. Smaller chunks stay in the cache
 and share the work evenly among threads; larger ones have less overhead."""

@@ -38,7 +38,7 @@ class Worker:
         main
             Called in the process with its end of the pipe; it should call `follow_parent` first.
         daemon
-            Whether the process ends with this one; only others may start processes themselves (default: True).
+            Whether the process ends with this one; daemon processes cannot start processes (default: True).
         """
         context = get_context("spawn")
         pipe, far_end = context.Pipe()

@@ -6,7 +6,7 @@ import secrets
 
 
 def secret_of(seed: int | None) -> int:
-    """`seed`, which makes everything repeatable, or 128 random bits if it is None.
+    """`seed`, for reproducible results, or 128 random bits if it is None.
 
     >>> secret_of(7)
     7

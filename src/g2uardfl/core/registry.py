@@ -1,8 +1,8 @@
 """Registry of classes that users select by name: aggregators, attacks, tasks and profiles.
 
 A name is built-in (`"fedavg"`), the import path of any class (`"package.module:ClassName"`) or a class in a file
-(`"folder/mine.py:ClassName"`), so that third parties add their own without changing this package. A class is imported
-on first use.
+(`"folder/mine.py:ClassName"`), so that third parties can add their own without changing this package. A class is
+imported on first use.
 """
 
 from __future__ import annotations

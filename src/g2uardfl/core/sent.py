@@ -26,7 +26,7 @@ _MEAN_COLUMNS = 1 << 18
 """The number of columns that `mean` averages over all clients in one task: 1 MiB in float32, so that the running mean
 stays in the core's cache."""
 _TASK_SIZE = 1 << 20
-"""The fewest values for which another thread pays: reading them takes about half a millisecond."""
+"""The minimum number of values for which another thread pays off: reading them takes about half a millisecond."""
 _EXACT_PEAK = 1e-12
 """Below this largest absolute value, squares are summed in float64, because many of them would underflow in float32."""
 
@@ -52,7 +52,7 @@ class SentUpdates:
 
     `updates[:, columns]` computes some columns of all clients, and `updates.row(i)` the update of one client. Most
     rules need no more, and such blocks stay in the CPU's caches. `updates.matrix` computes the whole matrix once; on a
-    GPU that is done at once, in one batch.
+    GPU the constructor does this, in one batch.
 
     Parameters
     ----------
@@ -100,7 +100,7 @@ class SentUpdates:
 
     @torch.no_grad()
     def _stacked(self) -> Tensor:
-        """The matrix from one concatenation of all arrays of all clients: few calls, as a GPU needs it."""
+        """The matrix from one concatenation of all arrays of all clients, since a GPU is fast with few calls."""
         arrays = [array if array.dtype == self.dtype else array.to(self.dtype) for row in self._arrays for array in row]
         del self._arrays  # refers to the memory of the clients, which may be freed
         return torch.cat(arrays).view(self.shape).sub_(self._global_vector) if arrays else self._empty(*self.shape)
@@ -173,7 +173,7 @@ class SentUpdates:
         return self._exact(self._measured() if self.device.type == "cpu" else self._measured_in_a_batch())
 
     def note_measured(self, squares: Array, peaks: Array) -> None:
-        """Squared norms and peaks, where another pass over all values has found them: `norms_and_peaks` needs none."""
+        """Store squared norms and peaks from another pass over all values, so that `norms_and_peaks` needs none."""
         self.__dict__["norms_and_peaks"] = self._exact(np.column_stack([np.sqrt(squares), peaks]))
 
     def _exact(self, found: Array) -> Array:

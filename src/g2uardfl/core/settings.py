@@ -24,13 +24,13 @@ def number(default: float, low: float, high: float, *, above: bool = False) -> A
 
 
 def optional_number(low: float, high: float, *, above: bool = False, integer: bool = False) -> Any:
-    """A field for a number as in `number`, or None, its default, for a value that is found elsewhere."""
+    """A field for a number as in `number`, or None (the default) for a value that is determined elsewhere."""
     rules = {"low": low, "high": high, "above": above, "integer": integer, "optional": True}
     return dataclasses.field(default=None, metadata=rules)
 
 
 def seed() -> Any:
-    """A field for a seed: a whole number, or None, which stands for the operating system's randomness."""
+    """A field for a seed: a whole number, or None, which draws one from the operating system."""
     return optional_number(0, 2**63 - 1, integer=True)
 
 
@@ -77,7 +77,7 @@ def build(kind: type[Settings], values: Mapping[str, Any], owner: str = "") -> S
     values
         The values by name; the others have their defaults.
     owner
-        Whose settings they are, for error messages (default: not named).
+        The name of the class, for error messages (default: not named).
     """
     known = {item.name: item for item in dataclasses.fields(kind)}  # type: ignore[arg-type]
     for name in values:
@@ -100,7 +100,7 @@ def unknown_setting(name: str, known: Sequence[str], owner: str = "") -> ConfigE
 
 
 def _as_declared(item: dataclasses.Field[Any], value: Any) -> Any:
-    """`value`, but 2.0 as 2 for an integer field: a configuration file may hold either."""
+    """`value`, with 2.0 converted to 2 for an integer field, because a configuration file may hold either."""
     is_integer = isinstance(value, float) and value.is_integer() and item.metadata.get("integer", False)
     return int(value) if is_integer else value
 

@@ -57,7 +57,7 @@ class SavedState:
 def write_state(path: str | os.PathLike[str], kind: str, state: SavedState) -> None:
     """Write `state` atomically; raises `StateError` if the file cannot be written.
 
-    A state can hold secrets, so that only its owner may read the file.
+    A state can hold secrets, so only its owner may read the file.
     """
     target = Path(path)
     objects = [name for name, array in state.arrays.items() if array.dtype.hasobject]
@@ -84,7 +84,7 @@ def read_state(path: str | os.PathLike[str], kind: str) -> SavedState:
     target = Path(path)
     damaged = (
         f"{target} is not a {kind} file of g2uardfl, or it is damaged, or an earlier version wrote it (without a "
-        "checksum): restore it from a copy or start anew"
+        "checksum): restore it from a copy or start over"
     )
     try:
         with target.open("rb") as file:
@@ -93,7 +93,7 @@ def read_state(path: str | os.PathLike[str], kind: str) -> SavedState:
         raise StateError(f"{target} does not exist") from error
     except OSError as error:
         raise StateError(f"cannot read {target}: {error.strerror or error}") from error
-    except Exception as error:  # Of many types, if another program wrote an intact file.
+    except Exception as error:  # If another program wrote an intact file, the errors have many types.
         raise StateError(damaged) from error
     if content is None:
         raise StateError(damaged)
@@ -106,7 +106,7 @@ def read_state(path: str | os.PathLike[str], kind: str) -> SavedState:
 
 
 class _Hashed(io.RawIOBase):
-    """Hashes what is written to a file. It cannot seek, so that nothing changes after it was hashed."""
+    """Hashes what is written to a file. It cannot seek, so hashed bytes never change."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file

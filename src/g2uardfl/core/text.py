@@ -57,7 +57,7 @@ def failure(error: BaseException) -> str:
 
 
 def suggestion(name: str, known: Sequence[str]) -> str:
-    """What to write instead of `name`, which is none of the `known` names.
+    """A suggestion for `name`, which is not one of the `known` names.
 
     >>> suggestion("windw", ["rate", "window"]), suggestion("zzz", ["rate", "window"])
     ('did you mean window?', 'choose from rate, window')

@@ -1,7 +1,8 @@
 """Parallel loops over threads, each of which runs its tensor operations on a single core.
 
-Threads of OpenMP and BLAS meet at a barrier after every operation. Where another process takes one of the cores, all
-others wait there, most of them spinning. Threads that take tasks from a common queue only wait for the last task.
+Threads of OpenMP and BLAS meet at a barrier after every operation. If another process occupies one of the cores, all
+other threads wait there, most of them spinning. Threads that take tasks from a common queue only wait for the last
+task.
 """
 
 from __future__ import annotations
@@ -95,9 +96,10 @@ def for_each(function: Callable[[Item], object], items: Sequence[Item], batch: i
     Parameters
     ----------
     function, items
-        What to call with what.
+        The function and its arguments, one item for each call.
     batch
-        How many items a thread takes at once (default: 1). A thread pays only if it has about a millisecond of work.
+        How many items a thread takes at once (default: 1). A thread pays off only if it has about a millisecond of
+        work.
     """
     remaining = deque(items[start : start + batch] for start in range(0, len(items), batch))
     threads = _threads_for(len(remaining))
@@ -157,7 +159,7 @@ def _pool() -> ThreadPoolExecutor:
 def one_thread() -> Iterator[None]:
     """Restrict torch and BLAS to one thread in the calling thread; the loops of this module may still use others.
 
-    Afterwards everything is as before, also where several threads of the caller are inside at the same time.
+    Afterwards the limits are restored, even if several threads of the caller are inside at the same time.
     """
     if _this_thread.allowed is not None:
         yield
@@ -186,7 +188,7 @@ def one_thread() -> Iterator[None]:
 
 @cache
 def _libraries(with_sklearn: bool) -> ThreadpoolController:
-    """The BLAS and OpenMP libraries in the process, to which importing scikit-learn adds some."""
+    """The BLAS and OpenMP libraries in the process; importing scikit-learn adds some."""
     return ThreadpoolController()
 
 

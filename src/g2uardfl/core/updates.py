@@ -1,4 +1,4 @@
-"""What rules compute from all updates of a round, in one pass over blocks or rows."""
+"""Functions that rules compute from all updates of a round, in one pass over blocks or rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ _BLOCK_SIZE = 1 << 19
 """The number of values in a block of `each_block` on a CPU: 2 MiB in float32, so that a block stays in the core's
 caches."""
 _MIN_COLUMNS = 1 << 13
-"""The fewest columns of such a block: with fewer, reading a block client by client takes longer than its work."""
+"""The minimum number of columns of such a block: with fewer, reading a block client by client takes longer than its
+work."""
 _GPU_BLOCK_SIZE = 1 << 26
 """The number of values in a block of `each_block` on a GPU: 256 MiB in float32. Larger blocks need fewer kernel
 launches and more memory."""

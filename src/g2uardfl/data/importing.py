@@ -53,7 +53,7 @@ def import_dataset(
     published_only
         Refuse data that differs from the published data, if its checksums are known. Otherwise, a file with another
         number of samples is stored with a remark. A file with the same number of samples but other content is damaged
-        and always refused (default: False).
+        and always rejected (default: False).
     progress
         Called with the progress of the work (default: `silent`).
 

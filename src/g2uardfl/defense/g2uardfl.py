@@ -8,7 +8,7 @@ from .guard import Guard
 
 
 class GuardSettings(TypedDict, total=False):
-    """The settings of both built-in profiles, for functions that pass them on; `G2uardFL` says what they mean."""
+    """The settings of both built-in profiles, for functions that pass them on; `G2uardFL` documents them."""
 
     sketch_width: int
     window: int
@@ -47,29 +47,29 @@ class GuardSettings(TypedDict, total=False):
 class G2uardFL(Guard):
     """The G²uardFL defence.
 
-    Every setting belongs to a profile and is refused with another one; None stands for the profile's default.
+    Each setting belongs to one profile and is an error with any other. None selects the profile's default.
 
     Parameters
     ----------
     profile
-        "default" protects best on measurement; "paper" is each equation of the paper as printed where that can run;
+        "default" protects best in our measurements; "paper" implements each equation as printed where it can run;
         `package.module:ClassName` is a `Profile` of your own (default: "default").
     seed
-        Determines everything random: the same seed and inputs give the same results. That is for simulations and tests:
-        who knows the seed can hide an attack. None draws a secret from the operating system, which is kept in the
-        saved state only (default: None).
+        Determines everything random: the same seed and inputs give the same results. Use it only in simulations and
+        tests: an attacker who knows the seed can evade detection. None draws a secret from the operating system, which
+        is kept in the saved state only (default: None).
     sketch_width
-        (`default` profile) How many numbers are kept of each layer of an update; of more than 16 layers 16
-        times as many in all (default: 512).
+        (`default` profile) The width of the sketch of each layer; with more than 16 layers, 16 times this in total
+        (default: 512).
     window
-        (`default` profile) How many submissions of the last rounds are remembered; of large rounds more, those of five
-        rounds (default: 300).
+        (`default` profile) The number of recent submissions that are remembered, or those of five rounds if these are
+        more (default: 300).
     false_alarm_rate
         (`default` profile) The probability that a round without attackers has a group that is flagged (default: 0.01).
     max_malicious_share
         (`default` profile) The largest share of the clients that may be flagged as groups of attackers (default: 0.5).
     forget_after
-        (`default` profile) The reputation of a client that was absent from so many rounds is forgotten (default: 1000).
+        (`default` profile) A client's reputation is forgotten after this many rounds of absence (default: 1000).
     rollback
         (`default` profile) Whether the model is rolled back once attackers are detected whose updates had been accepted
         (default: True).
@@ -81,12 +81,13 @@ class G2uardFL(Guard):
     relation_history
         (`paper` profile) κ2: the weight of a pair's remembered relation (default: 0.1).
     momentum
-        (`paper` profile) Whether κ1 and κ2 weigh the history, or the new values as the equation is printed (default:
+        (`paper` profile) Whether κ1 and κ2 weight the history, or the new values as in the printed equation (default:
         "history").
     fade_absent
         (`paper` profile) Whether history fades while a client is absent (as printed) (default: False).
     memory_limit
-        (`paper` profile) How many pairs of clients are remembered, and a tenth as many clients (default: 1_000_000).
+        (`paper` profile) The maximum number of remembered pairs of clients; that of clients is a tenth of it (default:
+        1_000_000).
     edge_scaling
         (`paper` profile) tanh(max(E, 0)), or exp(-tanh(max(E, 0))) as printed (default: "similarity").
     update_relation
@@ -95,7 +96,7 @@ class G2uardFL(Guard):
     min_clusters
         (`paper` profile) The smallest number Q of clusters (default: 2).
     min_cluster_size
-        (`paper` profile) HDBSCAN's smallest cluster (default: 2).
+        (`paper` profile) HDBSCAN's minimum cluster size (default: 2).
     latent_dim
         (`paper` profile) d3: the dimension of the latent representations Z (default: 32).
     hidden_dim
@@ -109,10 +110,10 @@ class G2uardFL(Guard):
     clustering_weight
         (`paper` profile) λ: the weight of the clustering loss (default: 0.1).
     keep_encoder
-        (`paper` profile) Whether the encoder goes on from its weights of the last round, instead of being trained anew
-        (default: False).
+        (`paper` profile) Whether training continues from the encoder of the last round, not from a new one (default:
+        False).
     cluster_size_weight
-        (`paper` profile) κ3: the weight of a cluster's size beside its members' benign scores (default: 0.3).
+        (`paper` profile) κ3: the weight of a cluster's size relative to its members' benign scores (default: 0.3).
     score_percentile
         (`paper` profile) α1: members of the benign cluster below this percentile of benign scores are held out
         (default: 25.0).
@@ -120,15 +121,15 @@ class G2uardFL(Guard):
         (`paper` profile) α2: members of the benign cluster beyond this percentile of distances are held out (default:
         75.0).
     score_step
-        (`paper` profile) κ4: how fast benign scores move (default: 0.5).
+        (`paper` profile) κ4: the step size of benign scores (default: 0.5).
     score_update
         (`paper` profile) "signed" moves scores towards +1 and -1; "printed" is the multiplicative equation (default:
         "signed").
     score_init
-        (`paper` profile) Whether 10^-3 in N(0, 10^-3) is the variance or the standard deviation of first scores, or all
-        start at 0 (default: "variance").
+        (`paper` profile) Whether 10^-3 in N(0, 10^-3) is the variance or the standard deviation of initial scores, or
+        they start at 0 (default: "variance").
     distance_weighting
-        (`paper` profile) Whether clients near their cluster's centre weigh more, or those far from it as printed
+        (`paper` profile) Whether clients near their cluster's centre have more weight, or those far from it, as printed
         (default: "near").
     eliminate
         (`paper` profile) Whether poison is eliminated from the model (default: True).

@@ -1,4 +1,4 @@
-"""The guard: one round passes four stages, whatever profile they come from."""
+"""The guard: runs the four stages of a profile in each round."""
 
 from __future__ import annotations
 
@@ -92,13 +92,13 @@ class Guard(Aggregator):
         return groups
 
     def accept_layout(self, layout: ModelLayout) -> None:
-        """Refuse a model that is not the one the guard remembers."""
+        """Reject a model whose layout differs from that of earlier rounds."""
         if self._signature is None:
             self._signature = layout.signature()
         elif self._signature != layout.signature():
             raise ValueError(
-                "this guard has been watching a model with other parameters, or other arrays declared as buffers: "
-                "make a new guard for this one"
+                "this guard belongs to a model with other parameters, or with other arrays declared as buffers: "
+                "create a new guard for this model"
             )
 
     def combine(self, round_: Round) -> Outcome:
@@ -122,9 +122,9 @@ class Guard(Aggregator):
         )
 
     def judge(self, observation: Observation) -> dict[ClientId, Verdict]:
-        """The verdicts on a recorded round; memories move on as in the round itself.
+        """The verdicts on a recorded round; memories are updated as in the round itself.
 
-        There are no updates to sum in a record, so that these verdicts have no `weight`.
+        A record holds no updates to sum, so these verdicts have no `weight`.
         """
         evidence, judgement = self._decide(observation, _Clock())
         return _verdicts(evidence.clients, judgement)
@@ -143,7 +143,7 @@ class Guard(Aggregator):
         return evidence, judgement
 
     def weaknesses(self, clients: int) -> list[str]:
-        """What weakens the stages in rounds of so many clients."""
+        """Warnings about the settings in rounds of `clients` clients."""
         return [sentence for part in self.parts.values() for sentence in part.weaknesses(clients)]
 
     def state(self) -> SavedState:
@@ -157,13 +157,13 @@ class Guard(Aggregator):
         return SavedState.joined({name: part.state() for name, part in self.parts.items()}, values)
 
     def restore(self, state: SavedState) -> None:
-        """Continue from a saved state, bit for bit. Saved seed and secret replace this guard's; its settings stay."""
+        """Restore a saved state exactly. The saved seed and secret replace this guard's; its settings stay."""
         try:
             saved = state.values["settings"]
             if saved["profile"] != self.profile:
                 raise StateError(
                     f"this state belongs to profile={saved['profile']!r}, not to profile={self.profile!r}: "
-                    "choose that profile, or start anew"
+                    "choose that profile, or start over"
                 )
             seed, secret = saved["seed"], int(state.values["secret"])
             number, signature = int(state.values["round"]), state.values["signature"]
@@ -172,7 +172,7 @@ class Guard(Aggregator):
                 part.restore(state.part(name))
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise StateError(
-                f"this guard state is incomplete ({error}): restore it from a copy or start anew"
+                f"this guard state is incomplete ({error}): restore it from a copy or start over"
             ) from error
         self._install(parts)
         self.seed, self._secret, self.round, self._signature = seed, secret, number, signature
@@ -189,7 +189,7 @@ class Guard(Aggregator):
             settings = dict(state.values["settings"])
             guard = cls(settings.pop("profile"), seed=settings.pop("seed"), **settings)
         except (KeyError, TypeError) as error:
-            raise StateError(f"{path} is incomplete ({error}): restore it from a copy or start anew") from error
+            raise StateError(f"{path} is incomplete ({error}): restore it from a copy or start over") from error
         guard.restore(state)
         return guard
 
@@ -215,7 +215,7 @@ def _verdicts(
 def _events(step: Step) -> tuple[Event, ...]:
     if step.restored is not None or step.weights.any():
         return step.events
-    return (*step.events, model_kept("Every client was refused"))
+    return (*step.events, model_kept("Every client was rejected"))
 
 
 class _Clock:

@@ -44,7 +44,7 @@ class Observation:
         for name in measured:
             if name not in self.client_axes:
                 raise StateError(
-                    f"this observation does not say which axes of {name!r} run over clients: record the rounds anew"
+                    f"this observation does not say which axes of {name!r} run over clients: record the rounds again"
                 )
             for axis in self.client_axes[name]:
                 measured[name] = measured[name].take(rows, axis=axis)
@@ -63,7 +63,7 @@ class Observer(Stage):
         return Observation(round_.clients, layers, self.measure(round_), self.client_axes)
 
     def learn(self, evidence: Evidence) -> None:
-        """Called with the graph that was built of the observation, once the round is decided; not in replays."""
+        """Called with the graph that was built from the observation, once the round is decided; not in replays."""
 
     @abstractmethod
     def measure(self, round_: Round) -> dict[str, npt.NDArray[Any]]:

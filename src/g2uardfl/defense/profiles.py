@@ -1,6 +1,6 @@
 """Profiles: a choice of observer and four stages, by name.
 
-A profile of your own subclasses one of ours and replaces a stage:
+Your own profile subclasses a built-in one and replaces a stage:
 
     from g2uardfl.defense.agreement import Default
 
@@ -36,7 +36,7 @@ class Profile:
 
     @classmethod
     def parts(cls) -> dict[str, type[Stage]]:
-        """The parts by name, in the order in which a round passes them."""
+        """The parts by name, in the order of a round."""
         return {name: getattr(cls, name) for name in PARTS}
 
     @classmethod
@@ -46,7 +46,7 @@ class Profile:
 
 
 DEFAULT = "default"
-"""The name of the profile that a guard has unless another is chosen."""
+"""The name of the default profile."""
 PARTS = ("observer", "construction", "clustering", "filtering", "elimination")
 
 _registry = Registry(
@@ -67,7 +67,7 @@ def find(name: str) -> type[Profile]:
 
 
 def build_parts(profile: str, seed: int, values: Mapping[str, Any]) -> dict[str, Stage]:
-    """The parts of a guard with their settings; a setting that the profile does not have is refused."""
+    """The parts of a guard with their settings; raises ConfigError for a setting that the profile does not have."""
     found = find(profile)
     known = found.defaults()
     for name in values:

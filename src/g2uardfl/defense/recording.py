@@ -1,12 +1,12 @@
 """Recorded rounds: what the stages of a guard saw, in one file, to be decided again without training.
 
-A `RoundRecorder` is passed to `Aggregator.aggregate` as an observer. It keeps the very observation that a guard decided
-on; replaying it with a guard of the same settings gives the same verdicts. For other rules and other profiles it
-measures the round itself. The truth (who attacked) is added where it is known, in a simulation.
+A `RoundRecorder` is passed to `Aggregator.aggregate` as an observer. It keeps exactly the observation that a guard
+decided on; replaying it with a guard of the same settings gives the same verdicts. For other rules and other profiles
+it measures the round itself. The ground truth (who attacked) is added in a simulation, where it is known.
 
-A record of the default profile holds sketches under the guard's secret, which a client that knows its own updates could
-work out from them: keep it as you keep a saved state. The paper's profile clusters with random numbers of its own, so
-that only a guard with a `seed` decides its record again with the same result.
+A record of the default profile holds sketches, from which a client that knows its own updates could derive the guard's
+secret: protect it like a saved state. The paper's profile clusters with random numbers of its own, so only a guard with
+a `seed` reproduces its decisions.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Record:
     numbers: list[int] = field(default_factory=list)
     """The number of each round, as its caller counts."""
     attacking: list[npt.NDArray[np.bool_]] = field(default_factory=list)
-    """For each round and client; empty where the truth is not known."""
+    """For each round and client; empty where the ground truth is unknown."""
     notes: dict[str, Any] = field(default_factory=dict)
     """Where the record comes from."""
 
@@ -68,7 +68,7 @@ class Record:
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Record:
-        """Read what `save` wrote."""
+        """Read a file that `save` wrote."""
         state = read_state(path, _KIND)
         values = state.values
         try:
@@ -86,7 +86,7 @@ class Record:
             truth = [np.array(one, dtype=bool) for one in values["attacking"]]
             return Record(rounds, list(values["numbers"]), truth, dict(values["notes"]))
         except (KeyError, TypeError, ValueError) as error:
-            raise StateError(f"{os.fspath(path)} is an incomplete record ({error}): record it anew") from error
+            raise StateError(f"{os.fspath(path)} is an incomplete record ({error}): record it again") from error
 
 
 class RoundRecorder:

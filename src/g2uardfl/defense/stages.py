@@ -1,4 +1,4 @@
-"""The four stages of every round, and the values that one hands to the next.
+"""The four stages of every round, and the values that are passed between them.
 
     construction: Observation                -> Evidence
     filtering:    Evidence                   -> Prior        (what earlier rounds say about these clients)
@@ -7,9 +7,9 @@
     elimination:  Round, Evidence, Judgement -> Step
 
 The stages are those of the paper's Figure 2. Each is a small object with frozen settings and a memory of its own, which
-no other object touches; what a stage needs from another travels in these values. A profile chooses one class for each
-stage (`profiles.py`), and `guard.py` runs them. The values here hold what every profile has; a profile's own stages
-may hand each other subclasses with more.
+no other object accesses; what a stage needs from another is passed in these values. A profile chooses one class for
+each stage (`profiles.py`), and `guard.py` runs them. The values here hold what every profile has; a profile's own
+stages may pass subclasses with more.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Prior:
 
 @dataclass(frozen=True)
 class Clusters:
-    """Which nodes belong together."""
+    """The clusters of the graph's nodes."""
 
     labels: Labels
     """The cluster of each node."""
@@ -84,11 +84,11 @@ class Clusters:
 
     @property
     def distances(self) -> Array:
-        """For each node its distance from the centre of its cluster: 1 - `membership`, where there is no better one."""
+        """For each node its distance from the centre of its cluster (default: 1 - `membership`)."""
         return 1.0 - self.membership
 
     def describe(self, label: int) -> str:
-        """What there is to say about an update of cluster `label`, as a clause of a reason."""
+        """A clause of the reason for a client whose update is in cluster `label`."""
         return f"its update is in a cluster with {int(np.count_nonzero(self.labels == label)) - 1} others"
 
 
@@ -124,7 +124,7 @@ class Step:
     shares: Array
     """For each client its share in the average of running statistics and counters."""
     events: tuple[Event, ...] = ()
-    """What the guard did to the model on its own."""
+    """Changes to the model besides aggregation."""
     restored: FlatModel | None = None
     """An earlier model that becomes the new one in place of `vector`."""
 
@@ -155,7 +155,7 @@ class Stage(ABC):  # noqa: B024 - what a stage does is up to the four kinds belo
         self.secret, self.seed = seed, seed % 2**32
 
     def weaknesses(self, clients: int) -> list[str]:
-        """What weakens the stage in rounds of `clients` clients, one sentence for each condition."""
+        """Warnings about the stage's settings in rounds of `clients` clients, one sentence each."""
         return []
 
     def state(self) -> SavedState:
@@ -163,7 +163,7 @@ class Stage(ABC):  # noqa: B024 - what a stage does is up to the four kinds belo
         return SavedState()
 
     def restore(self, state: SavedState) -> None:  # noqa: B027 - a stage without memory has nothing to restore
-        """Continue from what `state` returned. KeyError, TypeError or ValueError where the state is incomplete."""
+        """Continue from what `state` returned. Raises KeyError, TypeError or ValueError if the state is incomplete."""
 
 
 E = TypeVar("E", bound=Evidence)
@@ -184,7 +184,7 @@ class Construction(Stage, Generic[E, J]):
 
 
 class Clustering(Stage, Generic[E, P, C]):
-    """Graph clustering finds out who belongs together."""
+    """Graph clustering assigns the graph's nodes to clusters."""
 
     @abstractmethod
     def cluster(self, evidence: E, prior: P) -> C | None:

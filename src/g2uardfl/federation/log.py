@@ -24,11 +24,11 @@ def line(rule: str, round_number: int, report: RoundReport, seconds: float) -> s
     """One line about a round.
 
     >>> from g2uardfl.aggregators.base import Event, Verdict
-    >>> kept = Event("model_kept", "Every client was refused: the global model was kept.")
+    >>> kept = Event("model_kept", "Every client was rejected: the global model was kept.")
     >>> report = RoundReport({7: Verdict("malicious", "Too similar to 8.")}, kept.message, (kept,))
     >>> print(line("g2uardfl", 3, report, 0.5).replace(" [", chr(10) + "["))
     g2uardfl round 3: 0 accepted, 0 held out, 1 malicious (7: Too similar to 8), 0 invalid
-    [0.50 s] model_kept: Every client was refused: the global model was kept.
+    [0.50 s] model_kept: Every client was rejected: the global model was kept.
     """
     parts = []
     for decision in DECISIONS:

@@ -77,7 +77,7 @@ class FederationState:
                 None if values["audit"] is None else str(values["audit"]),
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise StateError(f"{target} is incomplete ({error}): restore it from a copy or start anew") from error
+            raise StateError(f"{target} is incomplete ({error}): restore it from a copy or start over") from error
 
     def restore(self, rule: Aggregator, path: str | os.PathLike[str] | None) -> list[str]:
         """Restore the saved state into a new `rule`; returns its settings that differ from the saved ones.
@@ -95,7 +95,7 @@ class FederationState:
 
 
 class StateFile:
-    """The file at `state_path` of the one server that writes it; a second server is refused."""
+    """The file at `state_path` of the one server that writes it; a second server is rejected."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)

@@ -113,7 +113,7 @@ def encode(array: Tensor | npt.NDArray[Any], like: Array) -> Array:
 def array_record(weights: Mapping[str, Any]) -> ArrayRecord:
     """A model of any dtypes as an `ArrayRecord`.
 
-    Flower's own `ArrayRecord(model.state_dict())` refuses bfloat16; for other dtypes the results are equal.
+    Flower's own `ArrayRecord(model.state_dict())` rejects bfloat16; for other dtypes the results are equal.
 
     >>> record = array_record({"w": torch.ones(2, dtype=torch.bfloat16)})
     >>> record["w"].dtype, state_dict(record)["w"]
@@ -141,7 +141,7 @@ def loaded_record(state: SavedState) -> ArrayRecord:
         for index, (name, dtype, shape, stype) in enumerate(state.values["arrays"]):
             record[name] = Array(dtype, tuple(shape), stype, state.arrays[str(index)].tobytes())
     except (KeyError, TypeError, ValueError) as error:
-        raise StateError(f"the saved model is incomplete ({error}): restore it from a copy or start anew") from error
+        raise StateError(f"the saved model is incomplete ({error}): restore it from a copy or start over") from error
     return record
 
 

@@ -1,14 +1,15 @@
 """A grid that tolerates replies that Flower cannot decode: only their senders are excluded from the round.
 
 Flower's grid fetches all replies at once and decodes them in turn. One reply that makes the decoder raise (for example
-an array whose shape is a word) ends the server app. Here each reply is decoded by itself.
+an array whose shape is a string) ends the server app. Here each reply is decoded by itself.
 
-The SuperLink deletes replies when it hands them over, so that a batch cannot be asked for twice. Therefore Flower's own
+The SuperLink deletes replies when it hands them over, so a batch cannot be requested twice. Therefore Flower's own
 `pull_messages` runs on copies of the grid, whose connection first records the answer to one request for all replies,
-and then answers with one recorded reply at a time. A grid without such a connection is asked for each reply separately.
+and then answers with one recorded reply at a time. From a grid without such a connection, each reply is requested
+separately.
 
-Flower waits for a reply whose sender has announced it and not uploaded it yet, up to two hours and whatever the
-timeout. Here such a reply is requested again the next time, without waiting for it.
+Flower waits for a reply that its sender has announced but not yet uploaded, for up to two hours, even beyond the
+timeout. Here such a reply is requested again later, without waiting for it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _CONNECTIONS = ("_client", "_grpc_stub")
 def tolerant(grid: Grid) -> Grid:
     """Wrap `grid` in a `TolerantGrid` if it is one of Flower's that receives messages over a network.
 
-    A simulation never encodes messages, and a third party's grid may send and receive in its own way.
+    A simulation never encodes messages, and a third party's grid may have another protocol.
     """
     return TolerantGrid(grid) if is_networked(grid) and not isinstance(grid, TolerantGrid) else grid
 
@@ -155,7 +156,7 @@ class _Connection:
 
 
 class _Recorder(_Connection):
-    """Asks for replies and records the answer; to Flower it answers that none have arrived."""
+    """Requests replies and records the answer, but reports to Flower that none have arrived."""
 
     _answer: Any = None
 

@@ -1,4 +1,4 @@
-"""The guard as a Flower strategy: change one import, and the server defends the model."""
+"""The guard as a Flower strategy: a drop-in replacement for `FedAvg` that defends the model."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ LEFT_OUT = "g2uardfl-metrics-left-out"
 EVENTS = ("rolled_back", "eliminated", "model_kept")
 """Events in which the rule changes the model; each has a metric that is 1 in a round with the event."""
 _REACH = 2.0
-"""The largest distance of a client's value from m that counts, in multiples of r; as for running statistics."""
+"""The distance from m to which a client's value is clipped, in multiples of r, as for running statistics."""
 
 
 def has_metrics(reply: Message, weighted_by_key: str) -> bool:
@@ -37,13 +37,13 @@ def has_metrics(reply: Message, weighted_by_key: str) -> bool:
             return False
         read_metrics(list(reply.content.metric_records.values()), weighted_by_key)
     except Exception:
-        # A client wrote what is read here, so that reading it can raise almost anything.
+        # A client wrote this, so reading it can raise almost anything.
         return False
     return True
 
 
 def averaged(contents: Iterable[RecordDict], weighted_by_key: str, average: MetricsFn) -> MetricRecord | None:
-    """The metrics of `contents` combined by `average`; None where there is nothing to average.
+    """The metrics of `contents` combined by `average`; None if there is nothing to average.
 
     Contents with metrics that are not finite are left out and counted, and those whose metrics have other names or
     lengths than the most common ones are ignored. Sample counts are capped, whatever `average` is.
@@ -60,7 +60,7 @@ def averaged(contents: Iterable[RecordDict], weighted_by_key: str, average: Metr
         trusted = map(_with_count, comparable, counts, capped(counts), [weighted_by_key] * len(counts))
         record = average(list(trusted), weighted_by_key)
     except Exception as error:
-        # Clients may report anything, and the operator's function may fail on it: the round goes on.
+        # Clients may report anything, and the operator's function may fail on it: the round continues without metrics.
         logger.error("The clients' metrics could not be aggregated (%s)", failure(error))
         logger.debug("The operator's function failed", exc_info=True)
         return None
@@ -70,9 +70,9 @@ def averaged(contents: Iterable[RecordDict], weighted_by_key: str, average: Metr
 
 
 def robust_average(contents: list[RecordDict], weighted_by_key: str) -> MetricRecord:
-    """The mean of each metric, weighted by samples, with each client's value moved to within 2 r of m.
+    """The mean of each metric, weighted by samples, with each client's value clipped to within 2 r of m.
 
-    m is the lower median of the clients, and r the smallest distance from m within which a majority of them lies.
+    m is the lower median of the clients, and r the smallest distance from m that covers a majority of them.
     Without false reports few values are that far away, and the result is close or equal to the weighted mean.
     """
     records = [_metrics(content) for content in contents]
@@ -125,7 +125,7 @@ def _is_finite(record: MetricRecord) -> bool:
 
 
 def _with_count(content: RecordDict, reported: float, counted: float, weighted_by_key: str) -> RecordDict:
-    """`content` with its sample count replaced by the one that counts; the client's own record is not changed."""
+    """`content` with its sample count replaced by the capped one; the client's own record is not changed."""
     if counted == reported:
         return content
     ((name, record),) = content.metric_records.items()

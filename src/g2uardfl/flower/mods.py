@@ -134,7 +134,7 @@ class ModelReplacement(UpdateAttack):
 
 
 class Obfuscation(UpdateAttack):
-    """Model obfuscation: noise of the given standard deviation on every parameter, against defences that compare."""
+    """Model obfuscation: adds noise to every parameter, to evade defences that compare updates."""
 
     def __init__(self, deviation: float = 0.034, **options: Any) -> None:
         super().__init__(**options)
@@ -181,7 +181,7 @@ class DataPoisoning(RedTeamMod):
 
     @abstractmethod
     def poison(self, batch: Batch) -> Batch:
-        """The attacker's version of some samples."""
+        """The poisoned version of some samples."""
 
 
 class LabelFlipping(DataPoisoning):

@@ -12,7 +12,7 @@ from ..core.errors import ConfigError
 
 
 def rule_of(aggregator: str | Aggregator, settings: Mapping[str, Any], keywords: Iterable[str]) -> Aggregator:
-    """The rule of a strategy that takes `keywords`; a misspelt one of these is named in the error, too."""
+    """The rule of a strategy that takes `keywords`; the error suggests them for a misspelt name, too."""
     if not isinstance(aggregator, str):
         if settings:
             raise ConfigError(

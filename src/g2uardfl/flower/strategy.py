@@ -70,15 +70,16 @@ class AggregatorStrategy(FedAvg):
         Combines the evaluation metrics (default: None, a robust weighted mean).
     min_replies
         The minimum number of usable replies that change the model. With fewer, the round counts and the model is kept
-        (default: None, half of the clients that were asked).
+        (default: None, half of the sampled clients).
     identity
         Identifies the client of a reply by an int or a str (default: None, the node id). A node id survives a restart
         of the client only if SuperNodes authenticate.
     authenticated_nodes
-        Whether they do (`flower-superlink --enable-supernode-auth`); True silences the warning (default: False).
+        Whether SuperNodes authenticate (`flower-superlink --enable-supernode-auth`); True silences the warning about
+        restarts (default: False).
     state_path
-        The file that holds rounds done, the rule's state and the model after every round. A new strategy with the same
-        path resumes from it; a second process gets an error (default: None, nothing is saved).
+        The file to which the number of rounds, the rule's state and the model are saved after every round. A new
+        strategy with the same path resumes from it; a second process gets an error (default: None, nothing is saved).
     audit_path
         The file to which every verdict and round is appended as JSON; `g2uardfl report` turns it into a page. A second
         process gets an error (default: None).
@@ -95,9 +96,9 @@ class AggregatorStrategy(FedAvg):
     Attributes
     ----------
     rounds_done : int
-        Rounds so far, across all restarts.
+        The number of rounds so far, across all restarts.
     rounds_kept : int
-        The rounds among them that kept the model because too few replies were usable.
+        The number of these rounds that kept the model because too few replies were usable.
     report : RoundReport
         The report of the last round.
 

@@ -32,7 +32,7 @@ class RunDirectory(Callback):
     path
         The run directory.
     overwrite
-        Delete the files of a run that is already in the folder; otherwise such a folder is refused (default: False).
+        Delete the files of a run that is already in the folder; otherwise such a folder is rejected (default: False).
     resume
         Keep the files of the run in the folder, which is resumed (default: False).
     """

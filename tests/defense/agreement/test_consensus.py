@@ -199,7 +199,7 @@ def test_attackers_within_the_dissent_cause_no_change_in_a_direction_that_no_hon
         assert change >= 0 or any(x < 0 for x in column)
 
 
-def test_of_few_clients_a_majority_must_support_a_change_whatever_the_dissent():
+def test_of_few_clients_a_majority_must_support_a_change_for_any_dissent():
     assert found([[5.0], [-5.0]], [1.0, 1.0], 0.5).tolist() == [0.0]
     assert found([[5.0], [-5.0], [2.0]], [1.0] * 3, 0.5).tolist() == [2.0]
 

@@ -55,7 +55,7 @@ def test_a_window_of_fewer_than_five_rounds_is_a_weakness(clients, weak):
 
 
 def submissions(construction: SimilarityConstruction, *rounds: int) -> list[int]:
-    """The size of the graph after rounds of so many clients."""
+    """The size of the graph after rounds with these numbers of clients."""
     sizes = []
     for number, count in enumerate(rounds, start=1):
         sketches = drawn_sketches(number, count, 1, 16)

@@ -1,4 +1,4 @@
-"""The default profile on synthetic federations: who is refused, how the model moves, and how clients recover."""
+"""The default profile on synthetic federations: who is rejected, how the model moves, and how clients recover."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def attacked_guard() -> G2uardFL:
     return guard
 
 
-def refused(result) -> list:
+def rejected(result) -> list:
     return [client for client, verdict in result.verdicts.items() if verdict.refused]
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_attackers_who_share_a_direction_are_refused_and_the_others_are_not(seed):
+def test_attackers_who_share_a_direction_are_rejected_and_the_others_are_not(seed):
     truth = [
         (client in ATTACKERS, verdict.refused)
         for result in Federation(seed).run(G2uardFL(seed=0), 15)
@@ -47,21 +47,21 @@ def test_attackers_who_share_a_direction_are_refused_and_the_others_are_not(seed
     assert truth.count((True, True)) > 15
 
 
-def test_without_attackers_nobody_is_refused():
+def test_without_attackers_nobody_is_rejected():
     results = Federation(3, attackers=()).run(G2uardFL(seed=0), 15)
     # Measured: nobody in any of three federations.
-    assert sum(len(refused(result)) for result in results) <= 0.01 * 15 * PER_ROUND
+    assert sum(len(rejected(result)) for result in results) <= 0.01 * 15 * PER_ROUND
 
 
-def test_an_attacker_alone_in_its_round_is_recognised_by_earlier_rounds():
+def test_a_single_attacker_in_a_round_is_detected_from_earlier_rounds():
     model = attacked()[1][-1].weights
     # None of these clients was ever seen before.
     result = attacked_guard().aggregate(model, messages(model, 0, 26, [*range(50, 59), 77], {77}))
-    assert refused(result) == [77]
+    assert rejected(result) == [77]
     assert "its update is similar" in result.verdicts[77].reason
 
 
-def test_an_attacker_alone_in_the_first_round_is_accepted_and_moves_no_parameter_alone():
+def test_a_single_attacker_in_the_first_round_is_accepted_but_moves_no_parameter_by_itself():
     model = first_model()
     sent = messages(model, 0, 1, range(7, 17), {7})
     guard = G2uardFL(seed=0)
@@ -74,10 +74,10 @@ def test_an_attacker_alone_in_the_first_round_is_accepted_and_moves_no_parameter
 
 
 @pytest.mark.parametrize("attackers", [3, 4])
-def test_attackers_with_a_strong_common_direction_are_refused_in_the_first_round(attackers):
+def test_attackers_with_a_strong_common_direction_are_rejected_in_the_first_round(attackers):
     model = first_model()
     result = G2uardFL(seed=0).aggregate(model, messages(model, 5, 1, range(16), range(attackers)))
-    assert refused(result) == list(range(attackers))
+    assert rejected(result) == list(range(attackers))
 
 
 @pytest.mark.parametrize("clients", [1, 2, 3, 6])
@@ -90,12 +90,12 @@ def test_in_small_federations_nobody_is_flagged_by_similarity(clients):
 
 
 @pytest.mark.parametrize("when", [1, 2, 6])
-def test_an_update_50_times_as_large_is_refused_for_its_norm(when):
+def test_an_update_50_times_as_large_is_rejected_for_its_norm(when):
     guard, model = G2uardFL(seed=0), first_model()
     for number in range(1, when):
         model = guard.aggregate(model, messages(model, 3, number, range(10), ())).weights
     result = guard.aggregate(model, with_one(model, when, 50.0))
-    assert refused(result) == [4]
+    assert rejected(result) == [4]
     assert "outlier" in result.verdicts[4].reason
     assert result.verdicts[4].weight == 0
 

@@ -38,7 +38,7 @@ def updates_of(common: float = 0.0) -> torch.Tensor:
 
 
 def evidence_after(rounds: int, accepted: bool = True):
-    """The graph of so many rounds; whether all submissions of earlier ones were accepted."""
+    """The graph of some rounds, and whether all submissions of earlier ones were accepted."""
     graph = evidence_of(*((range(CLIENTS), drawn_sketches(number, CLIENTS, 1, 16)) for number in range(rounds)))
     return replace(graph, accepted=(graph.rounds < rounds) & accepted)
 
@@ -110,7 +110,7 @@ def test_a_lone_attacker_among_ten_moves_no_parameter_that_honest_clients_do_not
     assert 0 < step.vector.count_nonzero() < 0.1 * SIZE
 
 
-def test_refused_clients_have_no_part():
+def test_rejected_clients_have_no_part():
     updates = updates_of(common=2.0)
     first, _ = step_of(updates, accepted=SOME)
     updates[7:] = 1e6
@@ -119,7 +119,7 @@ def test_refused_clients_have_no_part():
     assert not second.weights[7:].any()
 
 
-def test_the_model_is_kept_where_nobody_is_accepted():
+def test_the_model_is_kept_if_nobody_is_accepted():
     step, _ = step_of(updates_of(common=2.0), accepted=np.zeros(CLIENTS, bool))
     assert not step.vector.any()
     assert not step.shares.any()
@@ -149,7 +149,7 @@ def after_three_rounds(probability: float, accepted: bool = True, learning: floa
         ({"probability": 0.999, "accepted": False}, False),
         ({"probability": 0.999, "rollback": False}, False),
     ],
-    ids=["doubt", "certain", "refused", "switched off"],
+    ids=["doubt", "certain", "rejected", "switched off"],
 )
 def test_the_model_is_rolled_back_if_an_accepted_submission_almost_certainly_attacked(case, rolled_back):
     _, step = after_three_rounds(**case)

@@ -73,7 +73,7 @@ def test_the_suspicion_of_an_outlier_grows_from_one_half_with_its_z_score():
 
 
 @pytest.mark.parametrize(("large", "decided"), [(2, "mmaaa"), (3, "aaaaa"), (5, "aaaaa")])
-def test_no_round_convicts_most_of_its_clients_for_their_norms(large, decided):
+def test_no_round_flags_most_of_its_clients_because_of_their_norms(large, decided):
     assert letters(judged(log_norms=[2.0] * large + [0.0] * (5 - large))) == decided
 
 
@@ -125,7 +125,7 @@ def test_the_prior_is_how_often_the_client_of_each_submission_was_convicted():
     assert filtering.prior(evidence_of(*rounds)).scores.tolist() == [0, 1.9, 0, 1.9]
 
 
-def test_accepted_updates_are_clipped_to_the_usual_norm_and_refused_ones_have_no_part():
+def test_accepted_updates_are_clipped_to_the_usual_norm_and_rejected_ones_have_no_part():
     judgement = judged(log_norms=np.log([0.5, 1.5, 2.0, 500.0, 500.0]))
     assert letters(judgement) == "aaamm"
     assert judgement.clipping.tolist() == pytest.approx([1.0, 1 / 1.5, 1 / 2.0, 0, 0])
@@ -142,7 +142,7 @@ def test_clipping_allows_twice_the_usual_norm_while_clients_learn_the_same():
     assert limits == pytest.approx([1.0, 2.0])
 
 
-def test_learning_is_measured_between_accepted_clients_alone():
+def test_learning_is_measured_only_between_accepted_clients():
     """Two malicious clients of five go their own way; the others have a cosine of about one half."""
     sketches = drawn_sketches(0, 5, 2, 4096, common=1.0)
     sketches[3:] = drawn_sketches(7, 2, 2, 4096)

@@ -42,10 +42,10 @@ def from_earlier_releases(backdoor):
     }
 
 
-def refused_shares(guard: G2uardFL, hide: Hiding) -> tuple[float, float]:
-    """The shares of the attackers' and of the others' submissions that are refused, after the first two rounds."""
+def rejected_shares(guard: G2uardFL, hide: Hiding) -> tuple[float, float]:
+    """The shares of the attackers' and of the others' submissions that are rejected, after the first two rounds."""
     backdoor = {name: np.random.default_rng(2).normal(size=shape) for name, shape in SHAPES.items()}
-    hidden, model, refused = hide(backdoor), MODEL, {True: [], False: []}
+    hidden, model, rejected = hide(backdoor), MODEL, {True: [], False: []}
     for number in range(1, ROUNDS + 1):
         rng = np.random.default_rng([3, number])
         sent = {}
@@ -58,21 +58,21 @@ def refused_shares(guard: G2uardFL, hide: Hiding) -> tuple[float, float]:
         result = guard.aggregate(model, sent)
         if number > 2:
             for client, verdict in result.verdicts.items():
-                refused[client < ATTACKERS].append(verdict.refused)
+                rejected[client < ATTACKERS].append(verdict.refused)
         model = result.weights
-    return float(np.mean(refused[True])), float(np.mean(refused[False]))
+    return float(np.mean(rejected[True])), float(np.mean(rejected[False]))
 
 
-def test_who_knows_the_secret_of_the_sketches_is_not_detected():
-    recall, false_positives = refused_shares(G2uardFL(seed=0), from_seed_0)
+def test_a_client_that_knows_the_secret_of_the_sketches_is_not_detected():
+    recall, false_positives = rejected_shares(G2uardFL(seed=0), from_seed_0)
     assert recall < 0.1
     assert false_positives < 0.1
 
 
 @pytest.mark.parametrize("hide", [from_seed_0, from_earlier_releases])
-def test_a_guard_without_a_seed_detects_those_who_hide_from_a_public_one(hide):
-    # Measured over 20 secrets for each way of hiding: recall 1, nobody else refused.
-    recall, false_positives = refused_shares(G2uardFL(), hide)
+def test_a_guard_without_a_seed_detects_attacks_that_are_hidden_from_a_public_seed(hide):
+    # Measured over 20 secrets for each way of hiding: recall 1, nobody else rejected.
+    recall, false_positives = rejected_shares(G2uardFL(), hide)
     assert recall > 0.8
     assert false_positives < 0.05
 

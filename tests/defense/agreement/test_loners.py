@@ -126,7 +126,7 @@ def play(strengths, *, rounds: int = 12, seed: int = 0):
     return decisions
 
 
-def test_a_lone_attacker_is_detected_after_some_rounds_and_the_reason_says_what_its_owner_can_check():
+def test_a_lone_attacker_is_detected_after_some_rounds_with_a_reason_that_its_owner_can_check():
     last = play([0.8] + [0.0] * 9)[-1]
     assert [client for client, verdict in last.items() if verdict.decision == "malicious"] == [0]
     assert last[0].reason.startswith("Flagged as malicious: its updates repeat themselves (mean z-score ")

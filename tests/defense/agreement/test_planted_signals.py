@@ -1,6 +1,6 @@
 """From sketches to groups: a common direction of known strength is found, and noise is flagged as rarely as allowed.
 
-The attackers' sketches share one direction. Its strength is its norm beside an independent part of norm 1, so
+The attackers' sketches share one direction. Its strength is its norm relative to an independent part of norm 1, so
 that the cosine of two attackers is strength² / (1 + strength²). With sketches of width 256 the noise of a cosine is
 1/16 in each of three layers.
 """
@@ -70,7 +70,7 @@ def test_attackers_in_each_round_are_found_by_their_common_direction(rounds, att
 
 
 @pytest.mark.parametrize("common", [0.0, 1.0])
-def test_attackers_who_return_are_found_also_beside_what_all_clients_learn(common):
+def test_returning_attackers_are_detected_even_if_all_clients_learn_the_same(common):
     for seed in range(3):
         clients = drawn_clients(seed, 40, 12)
         attack = clients < 8

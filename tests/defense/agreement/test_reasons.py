@@ -74,5 +74,5 @@ def test_a_member_is_not_named_among_those_it_is_similar_to():
     assert "'a'" not in reasons_of()["a"]
 
 
-def test_a_reason_before_any_norm_is_known_says_so():
+def test_a_reason_says_that_no_norm_is_known_yet():
     assert "no usual norm yet" in reasons_of(usual_norm=0.0)["e"]

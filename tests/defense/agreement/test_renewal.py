@@ -108,7 +108,7 @@ def test_submissions_without_a_sketch_under_the_secret_of_the_round_are_forgotte
     assert len(window.renewed) == 0
 
 
-def test_an_interrupted_renewal_starts_anew():
+def test_an_interrupted_renewal_starts_again():
     window = Window(10)
     window.add(1, ["a"], sketch(1), sketch(10))
     window.add(2, ["b"], sketch(2))
@@ -183,7 +183,7 @@ def test_a_replay_equals_the_run_across_a_renewal(short_lived, tmp_path):
 
 
 @pytest.mark.parametrize(("when", "seed"), [(5, 3), (7, None), (9, 3)])
-def test_a_guard_saved_before_or_in_a_renewal_continues_bit_for_bit(seed, when, short_lived, tmp_path):
+def test_a_guard_saved_before_or_during_a_renewal_continues_bit_for_bit(seed, when, short_lived, tmp_path):
     guard = G2uardFL(seed=seed, **SETTINGS)
     model = slow_attack(guard, when)[-1].weights
     guard.save(tmp_path / "guard")
@@ -207,7 +207,7 @@ def test_the_same_seed_renews_at_the_same_time_to_the_same_secret(short_lived):
     assert not np.array_equal(windows[0].sketches, windows[2].sketches)
 
 
-def test_a_construction_of_ones_own_that_keeps_one_sketch_only_never_sees_another_secret():
+def test_a_custom_construction_that_keeps_only_one_sketch_never_sees_another_secret():
     guard = G2uardFL(seed=0)
     for _ in range(100):
         guard.observer.learn(Evidence(1, ("a",), np.ones(1), ("a",), np.zeros((1, 1))))

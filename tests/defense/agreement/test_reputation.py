@@ -34,7 +34,7 @@ def test_each_submission_counts_nine_tenths_of_the_next_one(suspicions):
 
 
 @given(suspicions)
-def test_the_score_is_the_balance_beside_two_unknown_submissions(suspicions):
+def test_the_score_is_the_balance_of_the_counts_plus_two_unknown_submissions(suspicions):
     [[malicious, benign]] = counted(suspicions).read(["a"]).tolist()
     score = score_after(*suspicions)
     assert score == pytest.approx((benign - malicious) / (benign + malicious + 2))
@@ -60,7 +60,7 @@ def test_the_more_convictions_the_longer_the_recovery():
     assert needed[0] < needed[-1]
 
 
-def test_newcomers_have_no_counts_and_reading_adds_nobody():
+def test_new_clients_have_no_counts_and_reading_adds_none():
     reputation = Reputation()
     reputation.add(["a", 7], np.array([1.0, 0.25]), 1, 1000)
     assert reputation.read([7, "7", "a", "new"]).tolist() == [[0.25, 0.75], [0, 0], [1, 0], [0, 0]]
@@ -86,7 +86,7 @@ def test_clients_that_were_absent_for_longer_than_allowed_are_forgotten(rounds, 
         assert list(restored.last_rounds) == list(reputation.last_rounds)
 
 
-def test_a_forgotten_client_starts_anew():
+def test_a_forgotten_client_starts_with_a_neutral_reputation():
     reputation = counted([1.0] * 5, forget_after=3)
     reputation.add(["b"], np.zeros(1), 9, forget_after=3)
     assert reputation.read(["a"]).tolist() == [[0, 0]]

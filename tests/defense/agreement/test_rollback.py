@@ -41,7 +41,7 @@ def spans(snapshots: Snapshots) -> list[int]:
 @pytest.mark.parametrize(
     ("rounds", "expected"), [(1, [1]), (2, [1, 1]), (3, [2, 1]), (4, [2, 1, 1]), (6, [2, 2, 1, 1]), (7, [4, 2, 1])]
 )
-def test_of_three_spans_of_equal_length_the_older_two_become_one(rounds, expected):
+def test_of_three_spans_of_equal_length_the_older_two_are_merged(rounds, expected):
     assert spans(filled(rounds)) == expected
 
 

@@ -91,7 +91,7 @@ clients = st.lists(st.tuples(st.floats(-10, 10), st.floats(-10, 0), st.booleans(
 
 
 @given(st.lists(clients, min_size=1, max_size=8))
-def test_z_scores_are_those_beside_the_trusted_clients_of_the_last_five_rounds(rounds):
+def test_z_scores_are_relative_to_the_trusted_clients_of_the_last_five_rounds(rounds):
     usual = UsualShapes()
     for number, drawn in enumerate(rounds, start=1):
         shapes, trusted = np.array(drawn)[:, :2], [one for *_, one in drawn]
@@ -137,8 +137,8 @@ def test_tiny_updates_of_a_minority_in_the_first_round_make_no_honest_one_an_out
 
 
 @pytest.mark.parametrize(("large", "convicted"), [(4, True), (5, True), (6, False), (9, False)])
-def test_no_round_convicts_most_of_its_clients(large, convicted):
-    """Beside earlier rounds of small updates."""
+def test_no_round_flags_most_of_its_clients(large, convicted):
+    """Relative to earlier rounds of small updates."""
     usual = usual_after(*[shapes_of(*[0.0] * 10)] * 4)
     scores = z_scores(usual, shapes_of(*[0.0] * (10 - large), *[3.0] * large))
     assert [score > ALLOWED for score in scores] == [False] * (10 - large) + [convicted] * large

@@ -129,5 +129,5 @@ def test_idle_clients_are_as_similar_to_others_as_usual():
 
 
 @pytest.mark.parametrize("rounds", [[[0]], [[0], [0]], [[0], [0], [0]]], ids=str)
-def test_a_client_alone_has_no_edges(rounds):
+def test_a_single_client_has_no_edges(rounds):
     assert not new_edges(*window_of(0, rounds))[0].any()

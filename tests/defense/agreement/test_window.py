@@ -42,7 +42,7 @@ def test_the_window_keeps_the_last_whole_rounds_that_fit_and_always_the_current_
         assert window.accepted.tolist() == accepted
 
 
-def test_acceptance_is_noted_for_the_current_round_alone():
+def test_acceptance_is_noted_only_for_the_current_round():
     window = Window(10)
     window.add(1, ["a", "b"], numbered(1, 2))
     window.note_accepted(np.array([True, False]))
@@ -122,7 +122,7 @@ def test_a_restored_window_continues_bit_for_bit(rounds):
         assert np.array_equal(getattr(window, name), getattr(restored, name))
 
 
-def test_a_saved_window_whose_parts_differ_in_number_is_refused():
+def test_a_saved_window_whose_parts_differ_in_number_is_rejected():
     window = Window(10)
     add_round(window, 1, [1, 2, 3])
     state = window.state()

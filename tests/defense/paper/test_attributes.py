@@ -200,7 +200,7 @@ def test_the_direction_of_a_single_parameter_is_no_rounding_error():
     assert not normalised_attributes(ours)[:, same].any()
 
 
-def test_one_client_alone_has_no_normalised_attributes():
+def test_a_single_client_has_no_normalised_attributes():
     ours, _ = both(*random_federation(1, 10), layers_of(10))
     assert not normalised_attributes(ours).any()
 

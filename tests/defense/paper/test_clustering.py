@@ -29,7 +29,7 @@ def clusters(secret: int, number: int = 1, clients: int = 6):
 
 
 @pytest.mark.parametrize("min_clusters", [1, 4])
-def test_the_smallest_number_of_clusters_changes_the_clustering_alone(min_clusters):
+def test_the_smallest_number_of_clusters_changes_only_the_clustering(min_clusters):
     both = Both(min_clusters=min_clusters)
     assert_rounds_agree(both)
     assert min(len(found.centres) for found in both.guard.clustering.found) == min_clusters
@@ -55,7 +55,7 @@ def test_the_secret_and_the_round_determine_the_clusters():
         assert not np.array_equal(first.latent, clusters(secret, number).latent)
 
 
-def test_an_encoder_that_is_kept_goes_on_from_the_weights_of_the_last_round():
+def test_an_encoder_that_is_kept_continues_from_the_weights_of_the_last_round():
     graphs, prior = random_graphs(2), Prior(np.zeros(6))
     kept, still = GraphClustering(KEPT, 0), dataclasses.replace(KEPT, pretrain_epochs=0, cluster_epochs=0)
     first = kept.cluster(graphs[0], prior)

@@ -65,7 +65,7 @@ def test_two_clients_are_accepted_clipped_and_keep_their_scores(clusters):
     assert (found.clusters, found.distances) == (None, None)
     assert found.scores.tolist() == before.tolist()
     assert found.clipping == pytest.approx([1, 2 / 3])
-    assert set(found.reasons) == {"Accepted unexamined: 2 of at least 3 clients are too few to compare."}
+    assert set(found.reasons) == {"Accepted without comparison: only 2 usable updates, and 3 are required."}
 
 
 def test_the_norm_limit_is_the_mean_of_all_rounds_medians_and_clips_longer_updates():

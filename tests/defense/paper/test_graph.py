@@ -44,7 +44,7 @@ def test_the_graph_of_each_round_equals_that_of_complete_matrices(
         np.testing.assert_allclose(ours[1], expected[1], atol=1e-12)
 
 
-def test_a_newcomer_has_history_zero():
+def test_a_new_client_has_history_zero():
     rows, edges = GraphMemory().smooth(1, ["a"], np.array([[2.0]]), np.array([[1.0]]), 0.1, 0.4)
     assert rows.tolist() == [[pytest.approx(1.8)]]
     assert edges.tolist() == [[pytest.approx(0.6)]]

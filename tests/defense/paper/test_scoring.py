@@ -215,7 +215,7 @@ def test_one_step_of_each_rule_worked_by_hand(rule, start, expected):
 
 
 @pytest.mark.parametrize(("rule", "turns"), [("printed", False), ("signed", True)])
-def test_the_score_of_a_flagged_client_becomes_negative_under_the_signed_rule_alone(rule, turns):
+def test_the_score_of_a_flagged_client_becomes_negative_only_under_the_signed_rule(rule, turns):
     scores = np.full(3, 0.03)
     for _ in range(20):
         scores = updated_scores(scores, *one_of_each(), 0.5, rule)
@@ -276,7 +276,7 @@ def test_reading_scores_changes_nothing():
     assert set(book.scores) == {"a"}
 
 
-def test_a_first_score_depends_on_the_id_and_the_seed_alone():
+def test_an_initial_score_depends_only_on_the_id_and_the_seed():
     one, other = ScoreBook(seed=5), ScoreBook(seed=5)
     one.write(["x", "y"], np.array([0.1, 0.2]), 1)
     assert one.read(["new"], 2).tolist() == other.read(["new"], 2).tolist()

@@ -1,7 +1,7 @@
 """Reads pickles of plain values and NumPy arrays without executing code from the file.
 
 A pickle is a program that may call any function. Here, the few names that a pickled array needs are replaced by
-stand-ins, which only collect its type, shape and bytes; all other names are refused. NumPy's own constructors are never
+stand-ins, which only collect its type, shape and bytes; all other names are rejected. NumPy's own constructors are never
 called with data from the file. It is written by hand because the usual readers, such as `pandas.read_pickle` and
 `numpy.load(allow_pickle=True)`, execute the program.
 """
@@ -133,7 +133,7 @@ def load_pickle(stream: IO[bytes], origin: str) -> Any:
         raise
     except Exception as error:  # a damaged pickle can raise any exception
         raise DataError(
-            f"{origin} is refused: only pickles of NumPy arrays and plain values are read ({error})"
+            f"{origin} is rejected: only pickles of NumPy arrays and plain values are read ({error})"
         ) from error
 
 

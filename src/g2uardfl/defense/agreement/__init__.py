@@ -1,7 +1,6 @@
 """The default profile: attackers are detected by how similar their updates are, over the rounds of a window.
 
-The four stages are `construction`, `clustering`, `filtering` and `elimination`; the other files hold what they are
-made of.
+The four stages are `construction`, `clustering`, `filtering` and `elimination`; the other files hold their components.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from .observation import SketchObserver
 
 
 class Default(Profile):
-    """What protects best on measurement."""
+    """The profile that protects best in our measurements."""
 
     summary = "similarity graph of the last rounds, groups beyond chance, reputations, robust mean, rollback"
     observer = SketchObserver

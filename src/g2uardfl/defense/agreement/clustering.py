@@ -28,12 +28,12 @@ class ClusteringSettings:
 
 @dataclass(frozen=True)
 class GroupClusters(Clusters):
-    """Label 0 is for submissions in no group of attackers; all others are suspected by their `membership`."""
+    """Label 0 marks submissions in no group of attackers; for all others, `membership` is the suspicion."""
 
     groups: tuple[Group, ...]
     """The groups 1, 2, ..."""
     loners: Loners | None = None
-    """Clients that are suspected alone. They have the label after those of the groups."""
+    """Clients that are flagged individually. Their label follows those of the groups."""
 
 
 class GroupClustering(Clustering[SubmissionGraph, Prior, GroupClusters]):
@@ -46,8 +46,8 @@ class GroupClustering(Clustering[SubmissionGraph, Prior, GroupClusters]):
         if clients >= MIN_OTHERS + 2:
             return []
         return [
-            f"A round has {clients} clients: groups of attackers are searched for only if at least {MIN_OTHERS + 2} "
-            "clients took part in the last rounds; fewer are compared by their norms only."
+            f"A round has {clients} clients: the guard detects groups of attackers only if at least {MIN_OTHERS + 2} "
+            "clients took part in the last rounds; with fewer, it compares norms only."
         ]
 
     def cluster(self, evidence: SubmissionGraph, prior: Prior) -> GroupClusters:

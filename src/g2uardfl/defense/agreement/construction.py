@@ -18,7 +18,7 @@ from .sketches import Sketches
 from .window import HISTORY, Window
 
 _MAX_SUBMISSIONS = 10_000
-"""The window grows to at most so many submissions for large rounds: the edges of so many take 400 MB."""
+"""The maximum number of submissions to which large rounds extend the window: their edges take 400 MB."""
 
 logger = logging.getLogger("g2uardfl")
 
@@ -28,7 +28,7 @@ class ConstructionSettings:
     """Settings of the graph's memory."""
 
     window: int = number(300, 10, 100_000)
-    """How many submissions of the last rounds are remembered; of large rounds more, those of five rounds."""
+    """The number of recent submissions that are remembered, or those of five rounds if these are more."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -98,7 +98,7 @@ class SimilarityConstruction(Construction[SubmissionGraph, Judgement]):
         )
 
     def _limit(self, clients: int) -> int:
-        """How many submissions are remembered when a round has so many clients."""
+        """The number of submissions that are remembered if a round has `clients` clients."""
         return max(int(self.settings.window), min(HISTORY * clients, _MAX_SUBMISSIONS))
 
     def weaknesses(self, clients: int) -> list[str]:
@@ -107,8 +107,8 @@ class SimilarityConstruction(Construction[SubmissionGraph, Judgement]):
         if rounds >= HISTORY:
             return []
         return [
-            f"The window holds {rounds} rounds of {clients} clients, and attackers are detected over several: "
-            f"use window={HISTORY * clients} if there is memory for the square of that."
+            f"The window holds {rounds} rounds of {clients} clients, too few to detect attackers over several rounds: "
+            f"use window={HISTORY * clients} if there is memory for the square of this number."
         ]
 
     def learn(self, evidence: SubmissionGraph, judgement: Judgement) -> None:

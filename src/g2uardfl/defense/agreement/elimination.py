@@ -23,9 +23,9 @@ from .window import HISTORY
 _CERTAIN = 0.99
 """Roll back when an accepted submission belongs to a group of attackers with at least this probability."""
 _LEARNING = 0.5
-"""While clients learn the same by more than this, the model gains so much that only a short rollback is worth it."""
+"""Above this value of `learning` the model improves so fast that only a short rollback is worth it."""
 _SHORT = 2 * HISTORY
-"""A short rollback undoes at most so many rounds, and at most half of those since the last rollback."""
+"""The maximum number of rounds that a short rollback undoes, and at most half of those since the last rollback."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class EliminationSettings:
 
 
 class RobustStepAndRollback(Elimination[SubmissionGraph, AgreementJudgement]):
-    """Adds a robust mean of the accepted, clipped updates; undoes what undetected attackers did."""
+    """Adds a robust mean of the accepted, clipped updates; undoes the effect of attackers that were detected late."""
 
     Settings = EliminationSettings
 
@@ -57,7 +57,7 @@ class RobustStepAndRollback(Elimination[SubmissionGraph, AgreementJudgement]):
         shares = _shares(round_.num_examples, judgement.accepted) * judgement.clipping
         snapshot = self._snapshot_to_restore(evidence, judgement)
         if snapshot is not None:
-            # The clients trained on the model that is given up, so that their updates are of no use.
+            # The clients trained on the model that is discarded, so their updates are useless.
             nothing = torch.zeros_like(round_.global_vector)
             return Step(nothing, 0 * shares, shares, (_rolled_back(snapshot),), snapshot.model)
         if judgement.learning > _LEARNING:

@@ -21,8 +21,8 @@ from .shapes import UsualShapes
 _OUTLIER = 4.0
 """The robust z-score of norm or peak above which an update is flagged."""
 _MIN_SCORE = -0.5
-"""Below this benign score a client is held out even if nothing is found against its update: a newcomer after three
-submissions in groups of attackers, and until about as many clean rounds."""
+"""A client below this benign score is held out even if its update is not suspicious: a new client after three
+submissions in groups of attackers, until about as many clean rounds have passed."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class FilteringSettings:
     """Settings of reputations."""
 
     forget_after: int = number(1000, 1, 10**9)
-    """The reputation of a client that was absent from so many rounds is forgotten."""
+    """A client's reputation is forgotten after this many rounds of absence."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -49,7 +49,7 @@ class AgreementJudgement(Judgement):
 
 
 class ReputationFiltering(Filtering[SubmissionGraph, Prior, Clusters, AgreementJudgement]):
-    """Flags groups and outliers, holds out clients of bad reputation, and clips to the usual norm."""
+    """Flags groups and outliers, holds out clients with a bad reputation, and clips to the usual norm."""
 
     Settings = FilteringSettings
 
@@ -64,13 +64,13 @@ class ReputationFiltering(Filtering[SubmissionGraph, Prior, Clusters, AgreementJ
         return Prior(self.reputation.read(evidence.nodes)[:, 0])
 
     def judge(self, evidence: SubmissionGraph, prior: Prior, clusters: Clusters | None) -> AgreementJudgement:
-        """Flag attackers, hold out clients of bad reputation, and remember both."""
+        """Flag attackers, hold out clients with a bad reputation, and remember both."""
         if clusters is None:
             clusters = Clusters(np.zeros(len(evidence.nodes), dtype=np.int64), np.zeros(len(evidence.nodes)))
         here, clients = evidence.here, evidence.clients
         before = benign_scores(self.reputation.read(clients))
         z_scores = self.shapes.z_scores(evidence.shapes, before >= 0, _OUTLIER)
-        # Half a suspicion at the threshold, and more the larger the outlier.
+        # The suspicion is 0.5 at the threshold and grows with the z-score.
         outlying = np.where(z_scores > _OUTLIER, 1 - _OUTLIER / 2 / np.maximum(z_scores, _OUTLIER), 0.0)
         suspicion = np.maximum(outlying, clusters.membership[here])
         malicious = suspicion > 0.5

@@ -8,7 +8,7 @@ two from starts at both ends of the graph's leading eigenvectors.
 The score of a group is its strength (the mean sum of a member's edges to all members, at most the graph's largest
 eigenvalue) times its separation (the distance of its clients from all others in standard deviations). The scores of
 honest groups depend on the task, the data and the window. The test is therefore relative: a group is removed, and its
-score is compared with that of the best group in what is left. Without attackers the two are alike.
+score is compared with that of the best group among the remaining submissions. Without attackers the two are similar.
 """
 
 from __future__ import annotations
@@ -26,26 +26,28 @@ from .reputation import PRIOR
 from .similarity import Numbers
 
 _MAX_GROUPS = 3
-"""At most so many groups of attackers are distinguished."""
+"""The maximum number of groups of attackers."""
 _EIGENVECTORS = 3
-"""The fit starts at both ends of so many leading eigenvectors: the first may show what honest clients share."""
+"""The number of leading eigenvectors from both ends of which the fit starts: the first may show what honest clients
+share."""
 _BLOCK, _BLOCKS = 8, 6
-"""Eigenvectors are found in the span of so many blocks of so many vectors, to about 1 % where a group stands out."""
+"""The number of vectors in a block and of blocks; their span holds the eigenvectors to about 1 % if a group stands
+out."""
 _STEPS = 15
-"""A fit has at most so many steps."""
+"""The maximum number of steps of a fit."""
 _COLUMNS = 1 << 11
 """How many columns of a large graph a thread multiplies at once."""
 _MAX_EDGES = 1 << 20
-"""The usual similarity of what remains is the median of about so many edges at most."""
+"""The usual similarity of the remaining submissions is the median of at most about this many edges."""
 MIN_OTHERS = 5
-"""So many clients at least must remain, to compare with."""
+"""The minimum number of clients that must remain for comparison."""
 _USUAL_LEAD, _SPREAD, _MAX_SPREAD = 1.45, 2.1, 0.5
 """The median of leads without attackers, and the standard deviation of their logarithm: the second over the square root
 of the number of clients, but at most the third. `benchmarks/false_alarms.py` measures them on recorded rounds."""
 _NOISE = 3.0
 """The score of the best group in a graph of pure noise."""
 _CHANCE = 2.0 * math.sqrt(2 / math.pi) / math.sqrt(1 - 2 / math.pi)
-"""The separation of the two halves of one normal distribution; a smaller one is not more separate than that."""
+"""The separation of the two halves of one normal distribution, which is no evidence of two groups."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,14 +105,14 @@ def find_groups(
     others = max(MIN_OTHERS, view.clients - largest)
     found: list[Group] = []
     chosen: list[Group] = []
-    # A group may have some submissions of a client only, so that what remains does not show how few clients there are.
+    # A group may hold only some submissions of a client, so the rest does not show how few other clients there are.
     while view.clients >= MIN_OTHERS + 2 and len(found) <= _MAX_GROUPS:
         rest = view if not found else view.without(np.any([one.members for one in found], axis=0))
         group = _best_group(rest, largest)
         lead = found[-1].score / max(_NOISE, group.score if group else 0.0) if found else 0.0
         if lead >= max(required, chosen[0].lead if chosen else 0.0) and rest.remaining >= others:
             chosen = [replace(one, lead=lead) for one in found]
-        # What scores less than this cannot lead, and less is expected of what remains without it.
+        # A group with a lower score cannot have the required lead, and later groups are expected to score even lower.
         if group is None or group.score < required * _NOISE:
             break
         found.append(group)
@@ -155,7 +157,7 @@ class _View:
         return int(np.count_nonzero(np.bincount(self.person, self.present)))
 
     def without(self, members: Mask) -> _View:
-        """The other submissions. Without an earlier group, all of them seem a little similar, which is subtracted."""
+        """The other submissions. Without the earlier groups all of them are slightly similar, which is subtracted."""
         rows = np.flatnonzero((self.present > 0) & ~members)
         some = rows[:: 1 + len(rows) ** 2 // _MAX_EDGES]
         comparable = (self.person[some, None] != self.person[rows]) & (some[:, None] < rows)

@@ -1,6 +1,6 @@
 """Loners: clients whose updates repeat themselves more than those of all other clients.
 
-An attacker without others to be compared with is similar to itself: it pulls the model in the same direction in every
+The updates of a lone attacker are similar to each other: it pulls the model in the same direction in every
 round, while the updates of honest clients with similar data are mostly noise. Where honest clients have different data,
 all of them repeat themselves, and no one stands out. One-sided outliers of the clients' mean similarity to their own
 past are found by the generalised extreme Studentised deviate test (B. Rosner, "Percentage Points for a Generalized ESD

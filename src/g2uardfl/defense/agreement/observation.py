@@ -26,7 +26,7 @@ class ObserverSettings:
     """Settings of the sketches."""
 
     sketch_width: int = number(512, 16, 65536)
-    """How many numbers are kept of each layer of an update; of more than 16 layers 16 times as many in all."""
+    """The width of the sketch of each layer; with more than 16 layers, 16 times this in total."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -62,12 +62,12 @@ class SketchObserver(Observer):
         }
 
     def learn(self, evidence: Evidence) -> None:
-        """Renew the secret when it is time; only a graph that says how many of its nodes follow can be renewed."""
+        """Renew the secret when it is due, with a graph that says how many of its nodes have renewed sketches."""
         if isinstance(evidence, SubmissionGraph):
             self.secrets.advance(len(evidence.clients), len(evidence.nodes), evidence.renewed)
 
     def state(self) -> SavedState:
-        """The width, since sketches of different widths cannot be compared, and how far the renewal is."""
+        """The width, since sketches of different widths cannot be compared, and the progress of the renewal."""
         return SavedState({"sketch_width": self.settings.sketch_width, **self.secrets.state().values})
 
     def restore(self, state: SavedState) -> None:
@@ -76,6 +76,6 @@ class SketchObserver(Observer):
         if saved != own:
             raise StateError(
                 f"this state has sketches of sketch_width={saved}, which cannot be compared with those of "
-                f"sketch_width={own}: set it back, or start anew"
+                f"sketch_width={own}: set it back, or start over"
             )
         self.secrets.restore(state)

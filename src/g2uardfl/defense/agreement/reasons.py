@@ -38,7 +38,7 @@ def reasons(
             )
         if not accepted[row]:
             return (
-                f"Held out: nothing is found against its update, but most of its last updates were malicious "
+                f"Held out: its update is not suspicious, but most of its recent updates were malicious "
                 f"(benign score {scores[row]:.2f})."
             )
         return f"Accepted: it belongs to no group of attackers; {norm}."
@@ -56,7 +56,7 @@ def _in_group(evidence: SubmissionGraph, clusters: Clusters, row: int, label: in
         return (
             f"its updates repeat themselves (mean z-score {repetition[evidence.people[own]]:.1f}, median of the "
             f"clients {np.nanmedian(repetition):.1f}), as those of a lone attacker do. Honest causes: data that differ "
-            "from all other clients', or updates sent again"
+            "from those of all other clients, or updates that were sent twice"
         )
     group = clusters.groups[label - 1]
     members = group.members & (evidence.people != evidence.people[own])

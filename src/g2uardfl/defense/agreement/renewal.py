@@ -11,23 +11,25 @@ from ...core.state_files import SavedState
 from .sketches import SketchLayout, sketch_layout
 
 _LIFETIME = 10
-"""For how many times as many submissions as are remembered a secret serves before its renewal begins. An attacker that
-probes the secret learns about one bit from each update that is accepted or not: with 300 submissions in the window 3000
-bits, if every submission were a probe, while the signs of a layer of 10,000 parameters alone are 10,000 bits. A shorter
-lifetime costs more: during a renewal, which takes as many submissions as are remembered, each update is sketched
-twice."""
+"""The lifetime of a secret until its renewal begins, as a multiple of the number of remembered submissions. An attacker
+that probes the secret learns about one bit from each update that is accepted or not: with 300 submissions in the window
+3000 bits, if every submission were a probe, while the signs of a layer of 10,000 parameters alone are 10,000 bits. A
+shorter lifetime costs more: during a renewal, which takes as many submissions as are remembered, each update is
+sketched twice."""
 
 
 _FULL_LAYERS, _MIN_WIDTH = 16, 16
-"""Up to so many layers have sketches of full width, and none a smaller one than this: what remains of a submission is
-bounded for adapters with hundreds of arrays. The errors of many narrow sketches cancel in the mean over the layers."""
+"""The maximum number of layers with sketches of full width, and the minimum width: this bounds the size of a
+submission's sketches for adapters with hundreds of arrays. The errors of many narrow sketches cancel in the mean over
+the layers."""
 
 
 class SketchSecrets:
     """Which secret is in use, and during a renewal also the next one.
 
     Submissions are sketched under both until every one that is remembered has a sketch under the next secret, so that
-    nothing remembered is lost. The secrets are drawn from one number, so that a saved guard continues bit for bit.
+    no remembered submission is lost. The secrets are drawn from one number, so that a saved guard continues bit for
+    bit.
 
     Parameters
     ----------
@@ -44,7 +46,7 @@ class SketchSecrets:
         self.is_renewing = False
         """Whether submissions are sketched under the next secret, too."""
         self._served = 0
-        """How many submissions the secret has served."""
+        """The number of submissions since the secret was first used."""
         self._layouts: dict[int, SketchLayout] = {}
 
     def layouts(self, layers: Sequence[Layer], device: torch.device) -> list[SketchLayout]:
@@ -76,7 +78,7 @@ class SketchSecrets:
             self.is_renewing = True
 
     def state(self) -> SavedState:
-        """How far the renewal is; the number that secrets are drawn from is the guard's."""
+        """The progress of the renewal; the guard saves the number from which secrets are drawn."""
         return SavedState({"renewals": self.renewals, "is_renewing": self.is_renewing, "served": self._served})
 
     def restore(self, state: SavedState) -> None:

@@ -12,9 +12,9 @@ from ...core.numerics import Array
 from ...core.state_files import SavedState
 
 _DECAY = 0.9
-"""Each submission counts so many times as much as the client's next one: about the last ten count."""
+"""The weight of a submission relative to the client's next one: about the last ten count."""
 PRIOR = 2.0
-"""How many submissions what is believed of newcomers counts for."""
+"""The weight of the prior for a new client, in submissions."""
 
 
 class Reputation:
@@ -31,7 +31,7 @@ class Reputation:
         return np.array([self.counts.get(client, (0.0, 0.0)) for client in clients]).reshape(-1, 2)
 
     def add(self, clients: Sequence[ClientId], suspicion: Array, number: int, forget_after: int) -> None:
-        """Count the submissions of round `number`, and forget clients that were absent from so many rounds."""
+        """Count the submissions of round `number`, and forget clients that were absent for `forget_after` rounds."""
         for client, share in zip(clients, suspicion, strict=True):
             malicious, benign = self.counts.get(client, (0.0, 0.0))
             self.counts[client] = (_DECAY * malicious + float(share), _DECAY * benign + 1 - float(share))

@@ -1,6 +1,6 @@
 """Snapshots of earlier models, spaced over the window, so that the model can be rolled back to one that existed.
 
-The older, the sparser: of three spans of equally many rounds the older two become one. At most two spans of each of the
+Older snapshots are sparser: of three spans of equal length the older two are merged. At most two spans of each of the
 lengths 1, 2, 4, ... remain, so that 2 log2(R) models cover R rounds: eight for the thirty rounds of ten clients that
 the default window holds. Each snapshot is a whole model, parameters (float32) and buffers, in memory and in the state.
 """

@@ -17,7 +17,7 @@ from ..stages import Mask
 from .window import HISTORY
 
 _MIN_DEVIATION = 0.25
-"""Log norms and log peaks that vary by less than this (robust standard deviation) are treated as if they varied so."""
+"""The minimum robust standard deviation of log norms and of log peaks."""
 _PEAK_SCALE = 1.5
 """The deviation of peaks is multiplied by this: those of honest updates have the heavier tail."""
 _ZERO_NORM = -700.0
@@ -51,8 +51,8 @@ class UsualShapes:
     def z_scores(self, shapes: Array, trusted: Mask, allowed: float) -> Array:
         """For each update the robust z-score by which its norm or its peak exceeds the usual; remember trusted ones.
 
-        If most of the round's clients are above `allowed`, the usual shape has changed: no round convicts most of its
-        clients for their shapes.
+        If most of the round's clients are above `allowed`, the usual shape has changed: no round flags most of its
+        clients because of their shapes.
         """
         self.rounds = [*self.rounds, shapes[is_nonzero(shapes) & trusted]][-HISTORY:]
         all_shapes = np.concatenate(self.rounds)
@@ -66,7 +66,7 @@ class UsualShapes:
 
     @property
     def usual_norm(self) -> float:
-        """The median norm; 0 as long as nothing is remembered."""
+        """The median norm; 0 if nothing is remembered."""
         norms = np.concatenate([np.zeros(0), *(one[:, 0] for one in self.rounds)])
         return math.exp(float(np.median(norms))) if len(norms) else 0.0
 

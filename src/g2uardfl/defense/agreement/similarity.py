@@ -1,4 +1,4 @@
-"""Edges of the submission graph: by how much the cosine of two updates exceeds what is usual between their rounds.
+"""Edges of the submission graph: by how much the cosine of two updates exceeds the median between their rounds.
 
 Honest clients learn many things, so that updates of different rounds are almost orthogonal. Attackers with one backdoor
 pull the model in one direction, in this round and in all others. In one round of ten clients that is often too little
@@ -21,7 +21,7 @@ from .sketches import Sketches
 Numbers = npt.NDArray[np.int64]
 
 _MIN_DEVIATION = 0.01
-"""Cosines that vary by less than this (robust standard deviation) are treated as if they varied by this much."""
+"""The minimum robust standard deviation of cosines."""
 _LAYER_LIMITS = -6.0, 12.0
 """Limits of a single layer's z-score, so that no layer alone decides."""
 _BLOCK_SIZE = 1 << 22
@@ -31,10 +31,10 @@ _BLOCK_SIZE = 1 << 22
 def new_edges(sketches: Sketches, people: Numbers, rounds: Sequence[int]) -> tuple[Array, Array]:
     """Z-scores of the similarity of the last round's submissions to all in the window.
 
-    In each layer, the median cosine between the clients of the two rounds is subtracted, which removes what everybody
-    learnt then; the rest is divided by its robust standard deviation and clipped. The mean over the layers is divided
-    by its own deviation. Submissions of one client have no edge (0), since every client resembles its own past; how
-    much it does is the second result.
+    In each layer, the median cosine between the clients of the two rounds is subtracted, which removes what all clients
+    learnt in them; the rest is divided by its robust standard deviation and clipped. The mean over the layers is
+    divided by its own deviation. Submissions of one client have no edge (0), since every client resembles its own past;
+    the second result is how much it does.
 
     Parameters
     ----------

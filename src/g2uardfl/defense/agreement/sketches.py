@@ -1,6 +1,6 @@
 """Directions of updates as short unit vectors (count sketches), so that updates of many rounds can be compared.
 
-Whoever knows the signs and buckets of a sketch can hide any update in its null space, so that they are secret.
+Signs and buckets are secret, because a client that knows them can hide any update in the null space of its sketch.
 """
 
 from __future__ import annotations
@@ -78,10 +78,10 @@ def sketch_layout(layers: Sequence[Layer], width: int, secret: int, renewals: in
 def directions(updates: Tensor | SentUpdates, global_vector: Tensor, layouts: Sequence[SketchLayout]) -> list[Sketches]:
     """For each layout (clients x layers x width): a unit vector for each layer of each update, zero for a zero update.
 
-    Parameters are multiplied by random signs and summed in random buckets. The cosine of two sketches is that of the
-    two updates up to an error of about 1 / sqrt(width). The component along the global model is removed: weight decay
-    pulls every client that way, most of all those with nothing to learn. Numbers are rounded to half precision, in
-    which saved states hold them.
+    Parameters are multiplied by random signs and summed in random buckets. The cosine of two sketches equals that of
+    the two updates up to an error of about 1 / sqrt(width). The component along the global model is removed: weight
+    decay pulls every client in that direction, most of all those with little to learn. Numbers are rounded to half
+    precision, in which saved states hold them.
     """
     model, sketches = _sketches(global_vector[None], layouts), _sketches(updates, layouts)
     along = np.sum(sketches * model, axis=-1, keepdims=True)

@@ -16,7 +16,7 @@ from .similarity import new_edges
 from .sketches import Sketches
 
 HISTORY = 5
-"""What is usual is measured over so many rounds: attackers may be most of one round."""
+"""The number of rounds over which usual values are measured: attackers may be a majority of a single round."""
 _SMALL = 2048
 """The edges of more submissions than this are kept in single precision, since they take most of the memory."""
 _NONE: Sketches = np.zeros((0, 0, 0), dtype=np.float32)

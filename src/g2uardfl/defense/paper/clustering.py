@@ -18,15 +18,15 @@ from .construction import FEWEST_CLIENTS, AttributedGraph
 class ClusteringSettings:
     """Settings of the graph auto-encoder.
 
-    The paper gives none of them but d3. The defaults were chosen with `benchmarks/autoencoder_settings.py`: the longer
-    and faster the auto-encoder is trained, the closer it draws all clients to one point, so a small learning rate and
-    few steps separate attackers best.
+    The paper specifies only d3. The defaults were chosen with `benchmarks/autoencoder_settings.py`: the longer and
+    faster the auto-encoder is trained, the closer the latent representations of all clients, so a small learning rate
+    and few steps separate attackers best.
     """
 
     min_clusters: int = number(2, 1, 100)
     """The smallest number Q of clusters."""
     min_cluster_size: int = number(2, 2, 1000)
-    """HDBSCAN's smallest cluster."""
+    """HDBSCAN's minimum cluster size."""
     latent_dim: int = number(32, 1, 4096)
     """d3: the dimension of the latent representations Z."""
     hidden_dim: int = number(32, 1, 4096)
@@ -40,7 +40,7 @@ class ClusteringSettings:
     clustering_weight: float = number(0.1, 0, 1)
     """λ: the weight of the clustering loss."""
     keep_encoder: bool = switch(False)
-    """Whether the encoder goes on from its weights of the last round, instead of being trained anew."""
+    """Whether training continues from the encoder of the last round, not from a new one."""
 
     def __post_init__(self) -> None:
         check(self)

@@ -31,11 +31,11 @@ class ConstructionSettings:
     relation_history: float = number(0.1, 0, 1)
     """κ2: the weight of a pair's remembered relation."""
     momentum: Momentum = choice("history", "history", "printed")
-    """Whether κ1 and κ2 weigh the history, or the new values as the equation is printed."""
+    """Whether κ1 and κ2 weight the history, or the new values as in the printed equation."""
     fade_absent: bool = switch(False)
     """Whether history fades while a client is absent (as printed)."""
     memory_limit: int = number(1_000_000, 1000, math.inf)
-    """How many pairs of clients are remembered, and a tenth as many clients."""
+    """The maximum number of remembered pairs of clients; that of clients is a tenth of it."""
     edge_scaling: EdgeScaling = choice("similarity", "similarity", "printed")
     """tanh(max(E, 0)), or exp(-tanh(max(E, 0))) as printed."""
     update_relation: bool = switch(False)

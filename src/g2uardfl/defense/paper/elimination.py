@@ -19,7 +19,7 @@ class EliminationSettings:
     """Settings of the two weighted means and of the elimination."""
 
     distance_weighting: DistanceWeighting = choice("near", "near", "printed")
-    """Whether clients near their cluster's centre weigh more, or those far from it as printed."""
+    """Whether clients near their cluster's centre have more weight, or those far from it, as printed."""
     eliminate: bool = switch(True)
     """Adaptive poison eliminating; off gives the paper's G²uardFL'."""
     elimination_rate: float = number(0.01, 0, 1)
@@ -61,5 +61,5 @@ def _eliminated(strength: float, clients: int) -> Event:
 
 
 def _not_compared(clients: int) -> Event:
-    message = f"Only {clients} usable client{'s' * (clients > 1)}: too few to compare, their clipped mean was taken."
+    message = f"Only {clients} usable client{'s' * (clients > 1)}: too few to compare; their clipped mean was used."
     return Event("not_compared", message, {"clients": clients})

@@ -25,18 +25,18 @@ class FilteringSettings:
     """Settings of the cluster scores, the two percentiles and the benign scores."""
 
     cluster_size_weight: float = number(0.3, 0, math.inf)
-    """κ3: the weight of a cluster's size beside its members' benign scores."""
+    """κ3: the weight of a cluster's size relative to its members' benign scores."""
     score_percentile: float = number(25.0, 0, 100)
     """α1: members of the benign cluster below this percentile of benign scores are held out."""
     distance_percentile: float = number(75.0, 0, 100)
     """α2: members of the benign cluster beyond this percentile of distances are held out."""
     score_step: float = number(0.5, 0, 1, above=True)
-    """κ4: how fast benign scores move."""
+    """κ4: the step size of benign scores."""
     score_update: ScoreUpdate = choice("signed", "signed", "printed")
     """Steps towards +1 and -1, or the multiplicative rule as printed, under which a score never changes its sign: the
     initial random draw then determines it, while the text requires negative values for malicious clients."""
     score_init: ScoreInit = choice("variance", "variance", "deviation", "zero")
-    """Whether 10^-3 in N(0, 10^-3) is the variance or the standard deviation of first scores, or all start at 0."""
+    """Whether 10^-3 in N(0, 10^-3) is the variance or the standard deviation of initial scores, or they start at 0."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -109,7 +109,7 @@ class ClusterFiltering(Filtering[AttributedGraph, Prior, Clusters, PaperJudgemen
     def _accept_all(self, evidence: AttributedGraph, before: Array, clipping: Array) -> PaperJudgement:
         """Too few clients to compare: everybody is accepted, clipped, and keeps its score."""
         count = len(evidence.clients)
-        reason = f"Accepted unexamined: {count} of at least {FEWEST_CLIENTS} clients are too few to compare."
+        reason = f"Accepted without comparison: only {count} usable updates, and {FEWEST_CLIENTS} are required."
         return PaperJudgement(
             accepted=np.ones(count, dtype=bool),
             malicious=np.zeros(count, dtype=bool),

@@ -1,4 +1,4 @@
-"""Reasons of the paper's verdicts: what sets a client apart, from its own numbers."""
+"""The reasons for the verdicts of the paper's profile: how a client differs from the others."""
 
 from __future__ import annotations
 
