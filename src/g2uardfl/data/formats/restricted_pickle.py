@@ -1,8 +1,8 @@
 """Reads pickles of plain values and NumPy arrays without executing code from the file.
 
 A pickle is a program that may call any function. Here, the few names that a pickled array needs are replaced by
-stand-ins, which only collect its type, shape and bytes; all other names are rejected. NumPy's own constructors are never
-called with data from the file. It is written by hand because the usual readers, such as `pandas.read_pickle` and
+stand-ins, which only collect its type, shape and bytes; all other names are rejected. NumPy's own constructors are
+never called with data from the file. It is written by hand because the usual readers, such as `pandas.read_pickle` and
 `numpy.load(allow_pickle=True)`, execute the program.
 """
 
