@@ -130,7 +130,7 @@ def test_a_lone_attacker_is_detected_after_some_rounds_with_a_reason_that_its_ow
     last = play([0.8] + [0.0] * 9)[-1]
     assert [client for client, verdict in last.items() if verdict.decision == "malicious"] == [0]
     assert last[0].reason.startswith("Flagged as malicious: its updates repeat themselves (mean z-score ")
-    assert "Honest causes: data that differ from all other clients'" in last[0].reason
+    assert "Honest causes: data that differ from those of all other clients" in last[0].reason
 
 
 def test_where_all_clients_repeat_themselves_no_one_is_a_loner():
