@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
 
+from ..core.numerics import share_of
 from ..core.settings import number
 from ..core.updates import SentUpdates, each_block
 from ._coordinates import sorted_columns
@@ -73,12 +73,12 @@ class TrimmedMean(Aggregator):
 
 
 def trimmed_clients(share: float, clients: int) -> int:
-    """⌊βn⌋, limited so that at least one value remains. The floor allows for the rounding of β to a binary number.
+    """⌊βn⌋, limited so that at least one value remains.
 
     >>> trimmed_clients(0.29, 100), trimmed_clients(0.5, 4)
     (29, 1)
     """
-    return min(math.floor(share * clients + 1e-9), (clients - 1) // 2)
+    return min(share_of(clients, share), (clients - 1) // 2)
 
 
 def trimmed_mean(updates: Tensor | SentUpdates, trimmed: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +24,15 @@ and share the work evenly among threads; larger ones have less overhead."""
 _GPU_CHUNK_COLUMNS = 1 << 22
 """The number of columns in one matrix product on a GPU: 32 MiB per client in float64. Larger chunks need fewer kernel
 launches and more memory."""
+
+
+def share_of(count: int, share: float) -> int:
+    """`share` of `count`, rounded down, with an allowance for the rounding of `share` to a binary number.
+
+    >>> share_of(100, 0.29), math.floor(100 * 0.29)
+    (29, 28)
+    """
+    return math.floor(share * count + 1e-9)
 
 
 def row_quantiles(matrix: Tensor, quantiles: Sequence[float]) -> Array:

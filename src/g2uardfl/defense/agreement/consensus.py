@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from ...aggregators._coordinates import sorted_columns
-from ...core.numerics import Array
+from ...core.numerics import Array, share_of
 from ...core.updates import SentUpdates, each_block
 from .sketches import Sketches, cosines_with_others
 from .window import HISTORY
@@ -70,7 +68,7 @@ def consensus(updates: Tensor | SentUpdates, factors: Array, dissent: float) -> 
     rows = np.flatnonzero(factors).tolist()
     if not rows:
         return torch.zeros(updates.shape[1], dtype=updates.dtype, device=updates.device)
-    dissenting = min(math.floor(dissent * len(rows) + 1e-9), (len(rows) - 1) // 2)
+    dissenting = min(share_of(len(rows), dissent), (len(rows) - 1) // 2)
     scale = torch.from_numpy(factors[rows])[:, None]
 
     def supported(block: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ...core.numerics import Array
+from ...core.numerics import Array, share_of
 from ...core.threads import for_each
 from ..stages import Edges, Mask
 from .reputation import PRIOR
@@ -101,7 +101,7 @@ def find_groups(
         The groups together have at most this share of the clients.
     """
     view = _View.of(edges, people, convictions)
-    largest, required = math.floor(max_share * view.clients + 1e-9), required_lead(view.clients, false_alarm_rate)
+    largest, required = share_of(view.clients, max_share), required_lead(view.clients, false_alarm_rate)
     others = max(MIN_OTHERS, view.clients - largest)
     found: list[Group] = []
     chosen: list[Group] = []

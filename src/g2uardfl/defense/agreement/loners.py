@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...core.numerics import Array
+from ...core.numerics import Array, share_of
 from ..stages import Mask
 from .groups import MIN_OTHERS
 from .similarity import Numbers
@@ -58,7 +58,7 @@ def find_loners(repetition: Array, people: Numbers, false_alarm_rate: float, max
     means[tested] = totals[tested] / np.maximum(counts[tested], 1)
     found = np.zeros(len(counts), dtype=bool)
     order = tested[np.argsort(-means[tested], kind="stable")]
-    most = min(math.floor(max_share * len(order) + 1e-9), len(order) - MIN_OTHERS)
+    most = min(share_of(len(order), max_share), len(order) - MIN_OTHERS)
     for index in range(most):
         rest = order[index:]
         # Each similarity is a z-score, so that the mean of n of them varies by 1 / sqrt(n) at least.
