@@ -27,7 +27,7 @@ class Bulyan(Aggregator):
     """Select θ = n - 2f clients; each parameter becomes the mean of the β = θ - 2f values nearest its median.
 
     The selection is repeated Krum: the client with the lowest score is selected, and the scores of the r remaining
-    clients are computed anew among them, each from its r - f - 2 (at least one) nearest. The median is taken over the
+    clients are recomputed among them, each from its r - f - 2 (at least one) nearest. The median is taken over the
     selected clients; for an even θ it is the mean of the two middle values.
 
     The rule needs n >= 4f + 3. In a smaller round it lowers f and says so in the note: ten clients allow f = 1, and

@@ -65,9 +65,11 @@ class G2uardFL(Guard):
         (`default` profile) The number of recent submissions that are remembered, or those of five rounds if these are
         more (default: 300).
     false_alarm_rate
-        (`default` profile) The probability that a round without attackers has a group that is flagged (default: 0.01).
+        (`default` profile) The probability that a round without attackers has a flagged group; the same for a flagged
+        loner (default: 0.01).
     max_malicious_share
-        (`default` profile) The largest share of the clients that may be flagged as groups of attackers (default: 0.5).
+        (`default` profile) The largest share of the clients that may be flagged as groups of attackers; the same for
+        loners (default: 0.5).
     forget_after
         (`default` profile) A client's reputation is forgotten after this many rounds of absence (default: 1000).
     rollback

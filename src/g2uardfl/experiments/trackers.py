@@ -187,7 +187,7 @@ class CSV(Tracker):
     """One line for each round in `RUN/rounds.csv`."""
 
     def open(self, simulation: Simulation) -> None:
-        """Begin the file anew, on a resume with the rounds that are finished."""
+        """Start a new file; on a resume, write the rounds that are finished."""
         self._columns: list[str] = []
         path = _folder(simulation) / "rounds.csv"
         self._file = path.open("w", encoding="utf-8", newline="")

@@ -18,9 +18,9 @@ class ClusteringSettings:
     """Settings of the test for groups of attackers."""
 
     false_alarm_rate: float = number(0.01, 0, 0.5, above=True)
-    """The probability that a round without attackers has a group that is flagged."""
+    """The probability that a round without attackers has a flagged group; the same for a flagged loner."""
     max_malicious_share: float = number(0.5, 0, 1, above=True)
-    """The largest share of the clients that may be flagged as groups of attackers."""
+    """The largest share of the clients that may be flagged as groups of attackers; the same for loners."""
 
     def __post_init__(self) -> None:
         check(self)
